@@ -1,0 +1,315 @@
+//! Growth of the range heap: a request that no idle node holds.
+//!
+//! The one idea: a run of free neighbours (idle, bare, or pending on the asking queue) is as
+//! good as one node, and costs only the memory that is missing under it. The run that needs the
+//! fewest new bytes is claimed first, then committed, so that eviction in between cannot touch
+//! it, and put back as it was if the driver refuses.
+
+use smallvec::SmallVec;
+
+use crate::bins::{Bins, bin_of};
+use crate::hazard::{QueueId, Stamps};
+use crate::heap::{Heap, NONE, State};
+
+/// Runs looked at before the cheapest is taken: from the largest idle nodes, and from the
+/// newest pending ones.
+const SEEDS: usize = 16;
+/// Neighbours that a run may take in on either side of its seed.
+const REACH: usize = 8;
+/// Requests of at least this many bytes that find no memory to build on are placed apart ...
+const APART: u64 = 1 << 20;
+/// ... by this many times their size, at most ...
+const APART_TIMES: u64 = 8;
+/// ... this many bytes. When such a range is freed but still in use, a larger request of the
+/// same queue can then take it and commit only the difference; without room beside it, it would
+/// have to be held beside its successor. Address space costs nothing.
+const APART_MOST: u64 = 8 << 30;
+
+/// A part of a claim as it was.
+#[derive(Debug)]
+struct Part {
+    offset: u64,
+    size: u64,
+    state: State,
+    stamps: Stamps,
+    age: u64,
+}
+
+/// A run of free nodes made one live node, to be committed or put back.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    node: u32,
+    /// What was asked for; the claim may be larger by parts of granules.
+    offset: u64,
+    size: u64,
+    parts: SmallVec<[Part; 3]>,
+}
+
+impl Claim {
+    pub(crate) fn node(&self) -> u32 {
+        self.node
+    }
+
+    /// The ranges that have no memory yet.
+    pub(crate) fn bare(&self) -> impl DoubleEndedIterator<Item = (u64, u64)> + '_ {
+        self.parts
+            .iter()
+            .filter(|part| part.state == State::Bare)
+            .map(|part| (part.offset, part.size))
+    }
+
+    /// Work that used what is claimed, all of it on the asking queue.
+    pub(crate) fn stamps(&self) -> Stamps {
+        let mut stamps = Stamps::default();
+        for part in &self.parts {
+            stamps.merge(&part.stamps);
+        }
+        stamps
+    }
+}
+
+/// A place for a request inside a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Window {
+    /// Bytes to commit.
+    missing: u64,
+    /// Bytes of the whole run: of equally cheap ones the tightest is taken.
+    run: u64,
+    first: u32,
+    offset: u64,
+}
+
+impl Heap {
+    /// Takes the first `size` bytes of a pending node for the queue that still uses it. Returns
+    /// the node and the work that must come first.
+    pub(crate) fn take_pending(&mut self, id: u32, size: u64) -> (u32, Stamps) {
+        let stamps = self.node(id).stamps.clone();
+        self.detach(id);
+        if self.node(id).size > size {
+            // The front goes to the request as a new node; the rest keeps its place, so that the
+            // note of when it is done still finds it.
+            let front = self.split_front(id, size);
+            self.attach(id);
+            return (front, stamps);
+        }
+        let node = self.node_mut(id);
+        node.state = State::Live;
+        node.stamps = Stamps::default();
+        (id, stamps)
+    }
+
+    /// Cuts the first `size` bytes off a detached node, as a new live node before it.
+    fn split_front(&mut self, id: u32, size: u64) -> u32 {
+        let rest = self.split(id, size);
+        // `split` made the rest the new node; exchange the two ranges and their neighbours.
+        let (offset, whole) = (self.node(id).offset, self.node(id).size + self.node(rest).size);
+        let (before, after) = (self.node(id).before, self.node(rest).after);
+        let front = self.node_mut(rest);
+        (front.offset, front.size, front.before, front.after) = (offset, size, before, id);
+        front.state = State::Live;
+        front.stamps = Stamps::default();
+        let node = self.node_mut(id);
+        (node.offset, node.size, node.before, node.after) =
+            (offset + size, whole - size, rest, after);
+        if before != NONE {
+            self.node_mut(before).after = rest;
+        } else {
+            self.set_first(id, rest);
+        }
+        if after != NONE {
+            self.node_mut(after).before = id;
+        }
+        rest
+    }
+
+    /// Claims the run that needs the fewest new bytes for `size`, if address space allows.
+    pub(crate) fn claim(
+        &mut self,
+        queue: Option<QueueId>,
+        size: u64,
+        pending: impl Iterator<Item = u32>,
+    ) -> Option<Claim> {
+        let mut best: Option<Window> = None;
+        let mut consider = |window: Option<Window>| {
+            if let Some(window) = window {
+                best = Some(best.map_or(window, |known| known.min(window)));
+            }
+        };
+        for seed in pending.take(SEEDS) {
+            consider(self.window_at(seed, queue, size));
+        }
+        for seed in self.largest_idle(SEEDS) {
+            consider(self.window_at(seed, queue, size));
+        }
+        let bare = self.bare_fit(size);
+        if let Some(seed) = bare {
+            consider(self.window_at(seed, queue, size));
+        }
+        let mut window = best?;
+        if window.missing == size && size >= APART {
+            window = self.apart(size).unwrap_or(window);
+        }
+        Some(self.claim_window(window, size))
+    }
+
+    /// The bare node that holds `size` best.
+    fn bare_fit(&self, size: u64) -> Option<u32> {
+        let bin = bin_of(size);
+        self.smallest_in(&self.bare, bin, size).or_else(|| {
+            let next = self.bare.next_filled(bin + 1)?;
+            self.smallest_in(&self.bare, next, size)
+        })
+    }
+
+    /// A place in the largest bare node with room before it and after it.
+    fn apart(&self, size: u64) -> Option<Window> {
+        let first = self.bare.head(self.bare.previous_filled(Bins::last())?);
+        let node = self.node(first);
+        let gap = size.saturating_mul(APART_TIMES).min(APART_MOST);
+        let gap = gap.next_multiple_of(self.granule?);
+        let room = gap.checked_mul(2)?.checked_add(size)?;
+        (node.size >= room).then_some(Window {
+            missing: size,
+            run: node.size,
+            first,
+            offset: node.offset + gap,
+        })
+    }
+
+    fn largest_idle(&self, count: usize) -> SmallVec<[u32; SEEDS]> {
+        let mut found = SmallVec::new();
+        let mut bin = self.idle.previous_filled(Bins::last());
+        while let Some(at) = bin {
+            let mut id = self.idle.head(at);
+            while id != NONE {
+                if found.len() == count {
+                    return found;
+                }
+                found.push(id);
+                id = self.next_in_bin(id);
+            }
+            bin = at.checked_sub(1).and_then(|below| self.idle.previous_filled(below));
+        }
+        found
+    }
+
+    /// The cheapest place for `size` bytes in the run of usable nodes around `seed`.
+    fn window_at(&self, seed: u32, queue: Option<QueueId>, size: u64) -> Option<Window> {
+        if !self.node(seed).usable(queue) {
+            return None;
+        }
+        let mut first = seed;
+        for _ in 0..REACH {
+            let before = self.node(first).before;
+            if before == NONE || !self.node(before).usable(queue) {
+                break;
+            }
+            first = before;
+        }
+        let start = self.node(first).offset;
+        let mut run: SmallVec<[(u64, u64, bool); 32]> = SmallVec::new();
+        let mut id = first;
+        while id != NONE && self.node(id).usable(queue) && run.len() <= 2 * REACH {
+            let node = self.node(id);
+            run.push((node.offset, node.end(), node.state == State::Bare));
+            id = node.after;
+        }
+        let end = run.last()?.1;
+        if end - start < size {
+            return None;
+        }
+        let missing = |offset: u64| -> u64 {
+            let stop = offset + size;
+            run.iter()
+                .filter(|part| part.2)
+                .map(|part| part.1.min(stop).saturating_sub(part.0.max(offset)))
+                .sum()
+        };
+        run.iter()
+            .flat_map(|part| [Some(part.0), part.1.checked_sub(size)])
+            .flatten()
+            .filter(|&offset| offset >= start && offset + size <= end)
+            .map(|offset| Window { missing: missing(offset), run: end - start, first, offset })
+            .min()
+    }
+
+    /// Makes the nodes under a window one live node. Bare nodes at its ends are cut at granule
+    /// bounds, so the claim may be larger than what was asked.
+    fn claim_window(&mut self, window: Window, size: u64) -> Claim {
+        let granule = self.granule.unwrap_or(1);
+        let (start, end) = (window.offset, window.offset + size);
+        let mut id = window.first;
+        while self.node(id).end() <= start {
+            id = self.node(id).after;
+        }
+        let mut claimed = NONE;
+        let mut parts = SmallVec::new();
+        loop {
+            let node = self.node(id);
+            let (mut from, mut to) = (node.offset.max(start), node.end().min(end));
+            if node.state == State::Bare {
+                from -= from % granule;
+                to = to.next_multiple_of(granule);
+            }
+            self.detach(id);
+            let cut = self.cut_out(id, from, to - from);
+            let node = self.node_mut(cut);
+            parts.push(Part {
+                offset: from,
+                size: to - from,
+                state: node.state,
+                stamps: std::mem::take(&mut node.stamps),
+                age: node.age,
+            });
+            node.state = State::Live;
+            if claimed == NONE {
+                claimed = cut;
+            } else {
+                self.absorb_next(claimed);
+            }
+            let after = self.node(claimed).after;
+            if to >= end {
+                break;
+            }
+            id = after;
+        }
+        Claim { node: claimed, offset: start, size, parts }
+    }
+
+    /// The claim is backed by memory: what it has too much becomes idle.
+    pub(crate) fn finish(&mut self, claim: &Claim, age: u64) -> u32 {
+        let mut id = claim.node;
+        let (start, end) = (self.node(id).offset, self.node(id).end());
+        if end > claim.offset + claim.size {
+            let rest = self.split(id, claim.offset + claim.size - start);
+            self.free(rest, age);
+        }
+        if claim.offset > start {
+            let middle = self.split(id, claim.offset - start);
+            self.free(id, age);
+            id = middle;
+        }
+        id
+    }
+
+    /// The driver refused: every part is again what it was. Returns the parts that were pending,
+    /// whose notes must be written anew.
+    pub(crate) fn put_back(&mut self, claim: Claim) -> SmallVec<[(u32, u32, Stamps); 2]> {
+        let mut pending = SmallVec::new();
+        let mut id = claim.node;
+        let last = claim.parts.len() - 1;
+        for (index, part) in claim.parts.into_iter().enumerate() {
+            let rest = if index < last { self.split(id, part.size) } else { NONE };
+            let node = self.node_mut(id);
+            (node.state, node.age) = (part.state, part.age);
+            if part.state == State::Pending {
+                let serial = self.pend(id, part.stamps.clone(), part.age);
+                pending.push((id, serial, part.stamps));
+            } else {
+                self.settle(id);
+            }
+            id = rest;
+        }
+        pending
+    }
+}

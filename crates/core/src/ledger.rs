@@ -1,0 +1,149 @@
+//! The account: what is in use, by whom, and the highest it has been (rules D.1, D.2, D.4).
+
+use std::collections::BTreeMap;
+
+/// Names a row of the ledger; `LabelId::default()` is the unlabelled row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct LabelId(pub(crate) u32);
+
+/// What is allocated under one label.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LabelRow {
+    /// The label, nested ones joined with `/`; empty for what has none.
+    pub name: String,
+    /// Bytes charged now.
+    pub active: u64,
+    /// The highest `active` since the start or the last `reset_peak`.
+    pub peak: u64,
+    /// Live allocations.
+    pub count: u64,
+}
+
+/// Counters and peaks. Every change of state of the pool goes through one of its methods.
+#[derive(Debug)]
+pub struct Ledger {
+    pub(crate) active: u64,
+    pub(crate) peak: u64,
+    pub(crate) asked: u64,
+    pub(crate) mapped: u64,
+    pub(crate) peak_with_mapped: u64,
+    pub(crate) wrapped: u64,
+    pub(crate) allocations: u64,
+    pub(crate) system_allocations: u64,
+    pub(crate) committed_ever: u64,
+    pub(crate) reserved: u64,
+    pub(crate) peak_reserved: u64,
+    rows: Vec<LabelRow>,
+    ids: BTreeMap<String, LabelId>,
+}
+
+impl Default for Ledger {
+    fn default() -> Self {
+        Self {
+            active: 0,
+            peak: 0,
+            asked: 0,
+            mapped: 0,
+            peak_with_mapped: 0,
+            wrapped: 0,
+            allocations: 0,
+            system_allocations: 0,
+            committed_ever: 0,
+            reserved: 0,
+            peak_reserved: 0,
+            rows: vec![LabelRow::default()],
+            ids: BTreeMap::new(),
+        }
+    }
+}
+
+impl Ledger {
+    /// The row of `name` inside the label `parent`, made if it is new.
+    pub(crate) fn intern(&mut self, parent: LabelId, name: &str) -> LabelId {
+        let full = match self.rows[parent.0 as usize].name.as_str() {
+            "" => name.to_owned(),
+            outer => format!("{outer}/{name}"),
+        };
+        if full.is_empty() {
+            return LabelId::default();
+        }
+        if let Some(&id) = self.ids.get(&full) {
+            return id;
+        }
+        let id = LabelId(self.rows.len() as u32);
+        self.rows.push(LabelRow { name: full.clone(), ..LabelRow::default() });
+        self.ids.insert(full, id);
+        id
+    }
+
+    #[inline]
+    pub(crate) fn allocated(&mut self, label: LabelId, size: u64, asked: u64) {
+        self.active += size;
+        self.asked += asked;
+        self.allocations += 1;
+        self.raise_peaks();
+        let row = &mut self.rows[label.0 as usize];
+        row.active += size;
+        row.count += 1;
+        row.peak = row.peak.max(row.active);
+    }
+
+    #[inline]
+    pub(crate) fn freed(&mut self, label: LabelId, size: u64, asked: u64) {
+        self.active -= size;
+        self.asked -= asked;
+        self.allocations -= 1;
+        let row = &mut self.rows[label.0 as usize];
+        row.active -= size;
+        row.count -= 1;
+    }
+
+    pub(crate) fn map(&mut self, size: u64) {
+        self.mapped += size;
+        self.raise_peaks();
+    }
+
+    /// The driver gave `size` bytes.
+    pub(crate) fn obtained(&mut self, size: u64) {
+        self.system_allocations += 1;
+        self.committed_ever += size;
+        self.reserved += size;
+        self.peak_reserved = self.peak_reserved.max(self.reserved);
+    }
+
+    pub(crate) fn given_back(&mut self, size: u64) {
+        self.reserved -= size;
+    }
+
+    #[inline]
+    fn raise_peaks(&mut self) {
+        self.peak = self.peak.max(self.active);
+        self.peak_with_mapped = self.peak_with_mapped.max(self.active + self.mapped);
+    }
+
+    pub(crate) fn reset_peak(&mut self) {
+        self.peak = self.active;
+        self.peak_with_mapped = self.active + self.mapped;
+        self.peak_reserved = self.reserved;
+        for row in &mut self.rows {
+            row.peak = row.active;
+        }
+    }
+
+    /// The rows that ever held something, most active first, then by name.
+    pub fn rows(&self) -> Vec<LabelRow> {
+        let mut rows: Vec<_> = self.rows.iter().filter(|row| row.peak > 0).cloned().collect();
+        rows.sort_by(|a, b| b.active.cmp(&a.active).then_with(|| a.name.cmp(&b.name)));
+        rows
+    }
+
+    pub(crate) fn check(&self) {
+        let sum: u64 = self.rows.iter().map(|row| row.active).sum();
+        assert_eq!(sum, self.active, "D.4: rows add up to active");
+        let count: u64 = self.rows.iter().map(|row| row.count).sum();
+        assert_eq!(count, self.allocations);
+        assert!(self.peak >= self.active && self.peak_with_mapped >= self.active + self.mapped);
+        assert!(self.asked <= self.active && self.active <= self.reserved);
+        assert!(self.peak_reserved >= self.reserved);
+    }
+}

@@ -1,0 +1,147 @@
+//! A device that only counts: for the core's tests, its examples, and replays of traces.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+
+use crate::caps::Storage;
+use crate::hazard::{QueueId, Ticket};
+use crate::memory::{Block, BlockId, DriverError, Memory};
+use crate::size::PAGE;
+
+/// A [`Memory`] without memory: it checks the preconditions that the pool must keep, counts
+/// what is held, and fails on demand.
+#[derive(Debug, Default)]
+pub struct HostModel {
+    /// Only counts, page states are not kept.
+    quick: bool,
+    next: Cell<u64>,
+    /// Committed pages by span; a block is a span with all of its pages committed.
+    pages: RefCell<BTreeMap<u64, Vec<bool>>>,
+    held: Cell<u64>,
+    calls: Cell<u64>,
+    fail_at: Cell<Option<u64>>,
+    reached: RefCell<Vec<Ticket>>,
+}
+
+/// Spans of the model are checked page by page up to this many bytes of address space; beyond
+/// that only the byte count is kept.
+const CHECKED: u64 = 4 << 30;
+
+impl HostModel {
+    /// A device with an empty memory.
+    pub fn with_virtual_memory() -> Self {
+        Self::default()
+    }
+
+    /// The same without the state of each page: for measuring the pool, not the model.
+    pub fn quick() -> Self {
+        Self { quick: true, ..Self::default() }
+    }
+
+    /// Bytes that the pool holds of this device: the independent count behind rule D.3.
+    pub fn held(&self) -> u64 {
+        self.held.get()
+    }
+
+    /// Calls made so far that may fail.
+    pub fn calls(&self) -> u64 {
+        self.calls.get()
+    }
+
+    /// Lets the `n`-th call from now fail (0 is the next one).
+    pub fn fail_after(&self, n: u64) {
+        self.fail_at.set(Some(self.calls.get() + n));
+    }
+
+    /// Moves the timeline of `queue` on to `ticket`.
+    pub fn reach(&self, queue: QueueId, ticket: Ticket) {
+        let mut reached = self.reached.borrow_mut();
+        let index = queue.0 as usize;
+        if reached.len() <= index {
+            reached.resize(index + 1, 0);
+        }
+        reached[index] = reached[index].max(ticket);
+    }
+
+    fn call(&self, name: &'static str) -> Result<(), DriverError> {
+        let number = self.calls.get();
+        self.calls.set(number + 1);
+        if self.fail_at.get() == Some(number) {
+            self.fail_at.set(None);
+            return Err(DriverError { call: name, code: -2 });
+        }
+        Ok(())
+    }
+
+    fn add(&self, size: u64, committed: bool) -> Block {
+        let id = self.next.get() + 1;
+        self.next.set(id);
+        let pages = if self.quick { 0 } else { (size.min(CHECKED) / PAGE) as usize };
+        self.pages.borrow_mut().insert(id, vec![committed; pages]);
+        Block { id: BlockId(id), size, address: 0 }
+    }
+
+    fn remove(&self, block: &Block, committed: bool) {
+        let pages = self.pages.borrow_mut().remove(&block.id.0);
+        let pages = pages.expect("given back what is held");
+        assert!(pages.iter().all(|&page| page == committed), "{block:?} in the wrong state");
+    }
+
+    fn turn(&self, span: BlockId, (offset, len): (u64, u64), to: bool) {
+        if self.quick {
+            return;
+        }
+        let mut spans = self.pages.borrow_mut();
+        let pages = spans.get_mut(&span.0).expect("a span that is held");
+        let end = ((offset + len).min(CHECKED) / PAGE) as usize;
+        let start = ((offset.min(CHECKED)) / PAGE) as usize;
+        for page in &mut pages[start..end] {
+            assert_ne!(*page, to, "a page committed or given back twice");
+            *page = to;
+        }
+    }
+}
+
+impl Memory for HostModel {
+    fn obtain(&self, size: u64, _mode: Storage) -> Result<Block, DriverError> {
+        self.call("obtain")?;
+        self.held.set(self.held.get() + size);
+        Ok(self.add(size, true))
+    }
+
+    fn give_back(&self, block: Block) {
+        self.held.set(self.held.get() - block.size);
+        self.remove(&block, true);
+    }
+
+    fn reserve(&self, size: u64, _mode: Storage) -> Result<Block, DriverError> {
+        self.call("reserve")?;
+        Ok(self.add(size, false))
+    }
+
+    fn release(&self, span: Block) {
+        self.remove(&span, false);
+    }
+
+    fn commit(&self, span: BlockId, offset: u64, len: u64) -> Result<(), DriverError> {
+        self.call("commit")?;
+        self.turn(span, (offset, len), true);
+        self.held.set(self.held.get() + len);
+        Ok(())
+    }
+
+    fn decommit(&self, span: BlockId, offset: u64, len: u64) {
+        self.turn(span, (offset, len), false);
+        self.held.set(self.held.get() - len);
+    }
+
+    fn wire(&self, _block: BlockId, _offset: u64, _len: u64) -> Result<(), DriverError> {
+        self.call("wire")
+    }
+
+    fn unwire(&self, _block: BlockId, _offset: u64, _len: u64) {}
+
+    fn reached(&self, queue: QueueId) -> Ticket {
+        self.reached.borrow().get(queue.0 as usize).copied().unwrap_or(0)
+    }
+}

@@ -1,0 +1,660 @@
+//! The pool: allocations out of a device's memory (rules A to D).
+//!
+//! The one idea: a request goes down a ladder and stops at the first rung that has memory, a
+//! free slot, an idle range, a range that only the same queue still uses, and last the driver.
+//! Only the last rung calls the device, and there limits, pressure and the bound on what is held
+//! are applied ([`limits`](crate::limits)).
+//!
+//! A pool is plain data behind `&mut`: whoever shares it puts it behind one lock.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::blocks::Blocks;
+use crate::caps::{Caps, Storage};
+use crate::hazard::{QueueId, Stamps};
+use crate::heap::Heap;
+use crate::ledger::{LabelId, LabelRow, Ledger};
+use crate::memory::{BlockId, DriverError, Memory};
+use crate::pending::{Note, Pending, Target};
+use crate::size::{PAGE, allocation_size};
+use crate::slab::{Freed, Slabs, slab_size};
+use crate::stats::{MemoryStats, format_bytes};
+
+/// How freed memory is reused (rule B.1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reuse {
+    /// Ranges of larger memory, split on demand and merged when freed.
+    #[default]
+    Ranges,
+    /// Whole blocks, as the founding documents describe.
+    Blocks,
+}
+
+/// The limits of a pool, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Hard limit on `active + mapped`.
+    pub memory: u64,
+    /// Limit on the cache.
+    pub cache: u64,
+    /// Limit on what is kept resident.
+    pub wired: u64,
+}
+
+/// What a pool is made with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The policy of reuse.
+    pub reuse: Reuse,
+    /// The limits to start with.
+    pub limits: Limits,
+    /// The device's own recommendation of how much to use.
+    pub working_set: u64,
+}
+
+impl Settings {
+    /// The defaults of rule C.1: memory limit min(1.5 · working set, 0.95 · RAM), cache limit the
+    /// same, nothing wired.
+    ///
+    /// ```
+    /// use aquifer_core::Settings;
+    /// let settings = Settings::for_working_set(40_000_000_000, 48_000_000_000);
+    /// assert_eq!(settings.limits.memory, 45_600_000_000);
+    /// ```
+    pub fn for_working_set(working_set: u64, ram: u64) -> Self {
+        // In 128 bits and by fractions, so that the result is exact and cannot overflow.
+        let part = |value: u64, numerator: u128, denominator: u128| {
+            u64::try_from(u128::from(value) * numerator / denominator).unwrap_or(u64::MAX)
+        };
+        let memory = part(working_set, 3, 2).min(part(ram, 95, 100));
+        Self {
+            reuse: Reuse::default(),
+            limits: Limits { memory, cache: memory, wired: 0 },
+            working_set,
+        }
+    }
+
+    /// The same with another policy of reuse.
+    pub fn with_reuse(self, reuse: Reuse) -> Self {
+        Self { reuse, ..self }
+    }
+}
+
+/// What is asked of a pool.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    len: u64,
+    mode: Storage,
+    queue: Option<QueueId>,
+    label: LabelId,
+}
+
+impl Request {
+    /// `len` bytes in a mode, for the CPU or for any queue.
+    #[inline]
+    pub fn new(len: u64, mode: Storage) -> Self {
+        Self { len, mode, queue: None, label: LabelId::default() }
+    }
+
+    /// For work on `queue`: it may take what only that queue still uses (rule B.5).
+    #[inline]
+    #[must_use]
+    pub fn on(mut self, queue: QueueId) -> Self {
+        self.queue = Some(queue);
+        self
+    }
+
+    /// Counted under a label.
+    #[inline]
+    #[must_use]
+    pub fn labelled(mut self, label: LabelId) -> Self {
+        self.label = label;
+        self
+    }
+}
+
+/// Where an allocation lies in the pool's own books.
+#[derive(Debug)]
+enum Place {
+    Empty,
+    Slot { slab: u32, slot: u8 },
+    Node(u32),
+    Whole(u32),
+}
+
+/// A range that belongs to the caller until it goes back by [`Pool::free`].
+#[derive(Debug)]
+#[must_use = "an allocation that is dropped is never free again"]
+pub struct Allocation {
+    place: Place,
+    mode: Storage,
+    block: BlockId,
+    offset: u64,
+    size: u64,
+    asked: u64,
+    address: u64,
+    label: LabelId,
+    inherited: Stamps,
+}
+
+impl Allocation {
+    /// The block or span that it is a range of.
+    pub fn block(&self) -> BlockId {
+        self.block
+    }
+
+    /// Bytes from the start of the block.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Bytes charged.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Bytes asked.
+    pub fn asked(&self) -> u64 {
+        self.asked
+    }
+
+    /// The block's address plus the offset.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// The storage mode.
+    pub fn mode(&self) -> Storage {
+        self.mode
+    }
+
+    /// Work of an earlier owner that may still use the range: another queue, and the CPU, must
+    /// wait for it first. Empty unless the request named a queue.
+    pub fn inherited(&self) -> &Stamps {
+        &self.inherited
+    }
+}
+
+/// Why a request is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RefusalKind {
+    /// It would pass the memory limit.
+    Limit,
+    /// It is larger than the device's largest buffer, given in bytes.
+    TooLarge(u64),
+    /// Its size overflows when rounded up.
+    Overflow,
+    /// The driver refused: call and code.
+    Driver(&'static str, i64),
+}
+
+/// A request that was refused: everything the message of rule C.4 needs.
+#[derive(Clone, Debug)]
+pub struct Refusal {
+    /// Why.
+    pub kind: RefusalKind,
+    /// Bytes asked.
+    pub asked: u64,
+    /// The figures at that moment.
+    pub stats: Box<MemoryStats>,
+    /// The labels that hold most, at most five.
+    pub holders: Vec<LabelRow>,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stats = &self.stats;
+        match self.kind {
+            RefusalKind::TooLarge(limit) => {
+                return write!(
+                    f,
+                    "{} bytes asked, but the device's largest buffer is {limit} bytes",
+                    self.asked
+                );
+            }
+            RefusalKind::Overflow => {
+                return write!(f, "{} bytes asked: no device can address that", self.asked);
+            }
+            RefusalKind::Limit => write!(f, "out of memory: ")?,
+            RefusalKind::Driver(call, code) => {
+                write!(f, "out of memory: {call} failed with code {code}: ")?;
+            }
+        }
+        write!(
+            f,
+            "{} bytes asked ({}); active {}, cached {}, mapped {}, memory limit {}",
+            self.asked,
+            format_bytes(self.asked),
+            format_bytes(stats.active),
+            format_bytes(stats.cache),
+            format_bytes(stats.mapped),
+            format_bytes(stats.memory_limit),
+        )?;
+        for (place, row) in self.holders.iter().enumerate() {
+            let name = if row.name.is_empty() { "(unlabelled)" } else { &row.name };
+            let start = if place == 0 { "; held by " } else { ", " };
+            write!(f, "{start}{name} {}", format_bytes(row.active))?;
+        }
+        write!(f, "; free arrays, or raise the limit with set_memory_limit")
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// Why growth stopped, before the message is made.
+pub(crate) enum Stop {
+    Limit,
+    Driver(DriverError),
+}
+
+impl From<DriverError> for Stop {
+    fn from(error: DriverError) -> Self {
+        Self::Driver(error)
+    }
+}
+
+/// The memory of one storage mode.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    pub(crate) heap: Heap,
+    pub(crate) slabs: Slabs,
+    pub(crate) blocks: Blocks,
+}
+
+/// All of a device's memory, both storage modes, with one account and one set of limits.
+#[derive(Debug)]
+pub struct Pool {
+    pub(crate) caps: Caps,
+    pub(crate) reuse: Reuse,
+    pub(crate) limits: Limits,
+    pub(crate) working_set: u64,
+    pub(crate) arenas: [Arena; 2],
+    pub(crate) pending: Pending,
+    pub(crate) ledger: Ledger,
+    /// The highest `active` there ever was: what the bound on held memory is measured by.
+    pub(crate) high_water: u64,
+    pub(crate) wired: u64,
+    pub(crate) wired_mapped: u64,
+    /// Whole blocks that are wired, with their sizes.
+    pub(crate) wired_blocks: BTreeMap<BlockId, u64>,
+    pub(crate) mappings: Vec<Option<crate::limits::Mapping>>,
+    clock: u64,
+}
+
+impl Pool {
+    /// A pool that holds nothing.
+    pub fn new(caps: &Caps, settings: Settings) -> Self {
+        let granule = match settings.reuse {
+            Reuse::Ranges => caps.virtual_memory.map(|memory| memory.granule),
+            Reuse::Blocks => None,
+        };
+        let arena = || Arena {
+            heap: Heap::new(granule),
+            slabs: Slabs::new(),
+            blocks: Blocks::default(),
+        };
+        Self {
+            caps: caps.clone(),
+            reuse: settings.reuse,
+            limits: settings.limits,
+            working_set: settings.working_set,
+            arenas: [arena(), arena()],
+            pending: Pending::default(),
+            ledger: Ledger::default(),
+            high_water: 0,
+            wired: 0,
+            wired_mapped: 0,
+            wired_blocks: BTreeMap::new(),
+            mappings: Vec::new(),
+            clock: 0,
+        }
+    }
+
+    pub(crate) fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    /// A range of at least the bytes asked, with unspecified contents. Constant time and no
+    /// driver call when free memory fits.
+    ///
+    /// # Errors
+    /// A [`Refusal`]; every figure is then as it was, `peak` included.
+    #[inline]
+    pub fn allocate<M: Memory + ?Sized>(
+        &mut self,
+        device: &M,
+        request: Request,
+    ) -> Result<Allocation, Refusal> {
+        if request.len == 0 {
+            return Ok(self.empty(&request));
+        }
+        let Some(size) = allocation_size(request.len) else {
+            return Err(self.refusal(request.len, RefusalKind::Overflow));
+        };
+        if size > self.caps.largest_buffer {
+            let kind = RefusalKind::TooLarge(self.caps.largest_buffer);
+            return Err(self.refusal(request.len, kind));
+        }
+        if !self.pending.is_empty() {
+            self.poll(device);
+        }
+        let found = match self.reuse {
+            Reuse::Ranges if size <= PAGE => self.allocate_slot(device, &request, size),
+            Reuse::Ranges => self.allocate_range(device, &request, size),
+            Reuse::Blocks => self.allocate_whole(device, &request, size),
+        };
+        let allocation = found.map_err(|stop| {
+            let kind = match stop {
+                Stop::Limit => RefusalKind::Limit,
+                Stop::Driver(error) => RefusalKind::Driver(error.call, error.code),
+            };
+            self.refusal(request.len, kind)
+        })?;
+        self.ledger.allocated(request.label, allocation.size, request.len);
+        self.high_water = self.high_water.max(self.ledger.active);
+        Ok(allocation)
+    }
+
+    fn empty(&self, request: &Request) -> Allocation {
+        Allocation {
+            place: Place::Empty,
+            mode: request.mode,
+            block: BlockId(0),
+            offset: 0,
+            size: 0,
+            asked: 0,
+            address: 0,
+            label: request.label,
+            inherited: Stamps::default(),
+        }
+    }
+
+    #[cold]
+    pub(crate) fn refusal(&self, asked: u64, kind: RefusalKind) -> Refusal {
+        let mut holders = self.ledger.rows();
+        holders.retain(|row| row.active > 0);
+        holders.truncate(5);
+        Refusal { kind, asked, stats: Box::new(self.stats()), holders }
+    }
+
+    #[inline]
+    fn within_limit(&self, size: u64) -> Result<(), Stop> {
+        let used = self.ledger.active + self.ledger.mapped;
+        if used.checked_add(size).is_none_or(|sum| sum > self.limits.memory) {
+            return Err(Stop::Limit);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn allocate_slot<M: Memory + ?Sized>(
+        &mut self,
+        device: &M,
+        request: &Request,
+        size: u64,
+    ) -> Result<Allocation, Stop> {
+        self.within_limit(size)?;
+        let mode = request.mode.index();
+        let (mut found, mut inherited) = (self.arenas[mode].slabs.take(size), Stamps::default());
+        if found.is_none() {
+            let arena = &mut self.arenas[mode];
+            let revived = request.queue.and_then(|queue| {
+                self.pending.take_slot(queue, mode, |slab| arena.slabs.slot_size(slab) == size)
+            });
+            if let Some((slab, slot, stamps)) = revived {
+                arena.slabs.revive(slab);
+                (found, inherited) = (Some((slab, slot)), stamps);
+            } else {
+                let (node, stamps) = self.node(device, request, slab_size(size))?;
+                debug_assert!(stamps.is_empty(), "slabs are cut from idle memory");
+                let age = self.tick();
+                let slabs = &mut self.arenas[mode].slabs;
+                slabs.add(size, node, age);
+                found = slabs.take(size);
+            }
+        }
+        let (slab, slot) = found.expect("a slab that was just added has a free slot");
+        let (node, within) = self.arenas[mode].slabs.locate(slab, slot);
+        let heap = &self.arenas[mode].heap;
+        let ((block, base), offset) = (heap.place(node), heap.node(node).offset + within);
+        Ok(Allocation {
+            place: Place::Slot { slab, slot },
+            mode: request.mode,
+            block,
+            offset,
+            size,
+            asked: request.len,
+            address: base + offset,
+            label: request.label,
+            inherited,
+        })
+    }
+
+    fn allocate_range<M: Memory + ?Sized>(
+        &mut self,
+        device: &M,
+        request: &Request,
+        size: u64,
+    ) -> Result<Allocation, Stop> {
+        self.within_limit(size)?;
+        let (node, inherited) = self.node(device, request, size)?;
+        let heap = &self.arenas[request.mode.index()].heap;
+        let ((block, base), offset) = (heap.place(node), heap.node(node).offset);
+        Ok(Allocation {
+            place: Place::Node(node),
+            mode: request.mode,
+            block,
+            offset,
+            size,
+            asked: request.len,
+            address: base + offset,
+            label: request.label,
+            inherited,
+        })
+    }
+
+    fn allocate_whole<M: Memory + ?Sized>(
+        &mut self,
+        device: &M,
+        request: &Request,
+        size: u64,
+    ) -> Result<Allocation, Stop> {
+        let mode = request.mode.index();
+        let (place, inherited) = match self.arenas[mode].blocks.take(size, request.queue) {
+            Some(found) => found,
+            None => {
+                self.within_limit(size)?;
+                self.make_room(device, size, size);
+                let block = device.obtain(size, request.mode)?;
+                self.ledger.obtained(size);
+                (self.arenas[mode].blocks.hold(block), Stamps::default())
+            }
+        };
+        let block = self.arenas[mode].blocks.live(place).expect("it was just taken");
+        let (id, address, size) = (block.id, block.address, block.size);
+        // B.6: the charge is the block's, so a cached block may pass a limit that the request
+        // itself would not.
+        if let Err(stop) = self.within_limit(size) {
+            let age = self.tick();
+            self.free_whole((mode, place), inherited, age);
+            return Err(stop);
+        }
+        self.wire_block(device, id, size);
+        Ok(Allocation {
+            place: Place::Whole(place),
+            mode: request.mode,
+            block: id,
+            offset: 0,
+            size,
+            asked: request.len,
+            address,
+            label: request.label,
+            inherited,
+        })
+    }
+
+    /// A live node of `size` bytes, whole pages. For a slab it is asked without a queue, so that
+    /// its slots are idle.
+    fn node<M: Memory + ?Sized>(
+        &mut self,
+        device: &M,
+        request: &Request,
+        size: u64,
+    ) -> Result<(u32, Stamps), Stop> {
+        let mode = request.mode.index();
+        let queue = request.queue.filter(|_| request.len > PAGE);
+        let heap = &self.arenas[mode].heap;
+        let idle = heap.find_idle(size);
+        let idle_size = idle.map_or(u64::MAX, |id| heap.node(id).size);
+        let tighter = match queue {
+            Some(name) if idle_size > size && !self.pending.is_empty() => self
+                .pending
+                .nodes(queue, mode)
+                .take(64)
+                .filter(|&(id, serial)| heap.is_pending(id, serial))
+                .map(|(id, _)| id)
+                .filter(|&id| {
+                    let node = heap.node(id);
+                    node.size >= size && node.size < idle_size && node.usable(Some(name))
+                })
+                .min_by_key(|&id| heap.node(id).size),
+            _ => None,
+        };
+        let found = match (tighter, idle) {
+            (Some(id), _) => Some(self.arenas[mode].heap.take_pending(id, size)),
+            (None, Some(id)) => {
+                self.arenas[mode].heap.take_idle(id, size);
+                Some((id, Stamps::default()))
+            }
+            (None, None) => None,
+        };
+        let found = match found {
+            Some(found) => found,
+            None => self.grow(device, request.mode, queue, size)?,
+        };
+        self.wire_node(device, mode, found.0);
+        Ok(found)
+    }
+
+    /// Gives an allocation back. `stamps` is the work that still uses it: the memory is free at
+    /// once for the same queue, and for everyone when that work is done (rule B.5).
+    #[inline]
+    pub fn free<M: Memory + ?Sized>(&mut self, device: &M, allocation: Allocation, stamps: Stamps) {
+        let Allocation { place, mode, block, size, asked, label, .. } = allocation;
+        if matches!(place, Place::Empty) {
+            return;
+        }
+        self.ledger.freed(label, size, asked);
+        let (mode, age) = (mode.index(), self.tick());
+        match place {
+            Place::Empty => {}
+            Place::Slot { slab, slot } => self.free_slot(device, (mode, slab, slot), stamps, age),
+            Place::Node(node) => {
+                self.unwire_node(device, mode, node);
+                self.free_node((mode, node), stamps, age);
+            }
+            Place::Whole(place) => {
+                self.unwire_block(device, block, size);
+                self.free_whole((mode, place), stamps, age);
+            }
+        }
+        if !self.pending.is_empty() {
+            self.poll(device);
+        }
+        self.trim(device);
+    }
+
+    #[inline]
+    fn free_slot<M: Memory + ?Sized>(
+        &mut self,
+        device: &M,
+        (mode, slab, slot): (usize, u32, u8),
+        stamps: Stamps,
+        age: u64,
+    ) {
+        let arena = &mut self.arenas[mode];
+        if stamps.is_empty() {
+            if let Freed::Release(node) = arena.slabs.free(slab, slot, age) {
+                self.release_slab_node(device, mode, node, age);
+            }
+            return;
+        }
+        arena.slabs.pend(slab);
+        self.pending.add(Note { target: Target::Slot { slab, slot }, mode, stamps });
+    }
+
+    pub(crate) fn release_slab_node<M: Memory + ?Sized>(
+        &mut self,
+        device: &M,
+        mode: usize,
+        node: u32,
+        age: u64,
+    ) {
+        self.unwire_node(device, mode, node);
+        self.arenas[mode].heap.free(node, age);
+    }
+
+    fn free_node(&mut self, (mode, node): (usize, u32), stamps: Stamps, age: u64) {
+        let heap = &mut self.arenas[mode].heap;
+        if stamps.is_empty() {
+            heap.free(node, age);
+            return;
+        }
+        let serial = heap.pend(node, stamps.clone(), age);
+        self.pending.add(Note { target: Target::Node { id: node, serial }, mode, stamps });
+    }
+
+    fn free_whole(&mut self, (mode, place): (usize, u32), stamps: Stamps, age: u64) {
+        let blocks = &mut self.arenas[mode].blocks;
+        let size = blocks.live(place).map_or(0, |block| block.size);
+        blocks.free(place, stamps.clone(), age);
+        if !stamps.is_empty() {
+            self.pending.add(Note { target: Target::Block { size, age }, mode, stamps });
+        }
+    }
+
+    /// Makes idle what was freed while work used it and is now done, and trims the cache to its
+    /// limit. The pool does so on its own calls; a device calls it when a batch is done.
+    pub fn poll<M: Memory + ?Sized>(&mut self, device: &M) {
+        let mut changed = false;
+        while let Some((target, mode)) = self.pending.next_done(|queue| device.reached(queue)) {
+            changed = true;
+            let age = self.tick();
+            let arena = &mut self.arenas[mode];
+            match target {
+                Target::Node { id, serial } if arena.heap.is_pending(id, serial) => {
+                    arena.heap.complete(id, age);
+                }
+                Target::Slot { slab, slot } => {
+                    if let Freed::Release(node) = arena.slabs.complete(slab, slot, age) {
+                        self.release_slab_node(device, mode, node, age);
+                    }
+                }
+                Target::Block { size, age } if arena.blocks.is_pending(size, age) => {
+                    arena.blocks.complete(size, age);
+                }
+                Target::Node { .. } | Target::Block { .. } | Target::Dead => {}
+            }
+        }
+        if changed {
+            self.trim(device);
+        }
+    }
+
+    /// The row of label `name` inside `parent`.
+    pub fn label(&mut self, parent: LabelId, name: &str) -> LabelId {
+        self.ledger.intern(parent, name)
+    }
+
+    /// What is allocated by label.
+    pub fn labels(&self) -> Vec<LabelRow> {
+        self.ledger.rows()
+    }
+}
+
+#[cfg(test)]
+#[path = "pool_tests.rs"]
+mod tests;
