@@ -1,0 +1,23 @@
+//! The seam between aquifer's policy and the APIs that have memory and queues, and the back ends
+//! behind it.
+//!
+//! A back end implements [`Memory`](aquifer_core::Memory) and [`Backend`]; it only gets and gives
+//! back memory, runs batches of commands, and says how far its queues have come. Wrappers in
+//! [`adaptors`] make any of them fail, slow, small or dirty, for tests.
+
+pub mod adaptors;
+mod cpu;
+mod dtype;
+mod element;
+pub mod ir;
+mod missing;
+mod seam;
+
+pub use cpu::{Cpu, HostArgs};
+pub use dtype::Dtype;
+pub use element::Element;
+pub use missing::{Absent, absent};
+pub use seam::{
+    Backend, Batch, Binding, Budget, Command, CompileError, Dispatch, Failure, HostKernel,
+    ImportError, Pipeline, Program, WaitError,
+};

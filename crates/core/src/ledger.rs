@@ -29,6 +29,8 @@ pub struct Ledger {
     pub(crate) peak_with_mapped: u64,
     pub(crate) wrapped: u64,
     pub(crate) allocations: u64,
+    pub(crate) allocations_ever: u64,
+    pub(crate) asked_ever: u64,
     pub(crate) system_allocations: u64,
     pub(crate) committed_ever: u64,
     pub(crate) reserved: u64,
@@ -47,6 +49,8 @@ impl Default for Ledger {
             peak_with_mapped: 0,
             wrapped: 0,
             allocations: 0,
+            allocations_ever: 0,
+            asked_ever: 0,
             system_allocations: 0,
             committed_ever: 0,
             reserved: 0,
@@ -81,6 +85,8 @@ impl Ledger {
         self.active += size;
         self.asked += asked;
         self.allocations += 1;
+        self.allocations_ever += 1;
+        self.asked_ever += asked;
         self.raise_peaks();
         let row = &mut self.rows[label.0 as usize];
         row.active += size;

@@ -76,6 +76,11 @@ impl Pool {
         }
     }
 
+    /// Allocations made so far, and the bytes that they asked for.
+    pub fn totals(&self) -> (u64, u64) {
+        (self.ledger.allocations_ever, self.ledger.asked_ever)
+    }
+
     /// Sets both peaks (and that of `reserved`) to what is in use now.
     pub fn reset_peak(&mut self) {
         self.ledger.reset_peak();

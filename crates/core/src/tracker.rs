@@ -178,9 +178,13 @@ impl Tracker {
         Ok(id)
     }
 
-    /// Ends a borrow.
-    pub fn unborrow(&self, id: u64) {
-        self.locked().lists.guards.retain(|guard| guard.id != id);
+    /// Ends a borrow. Returns the pending work if the allocation was released meanwhile and this
+    /// was its last guard: its memory can be freed now.
+    pub fn unborrow(&self, id: u64) -> Option<Stamps> {
+        let mut locked = self.locked();
+        locked.lists.guards.retain(|guard| guard.id != id);
+        (locked.lists.released && locked.lists.guards.is_empty())
+            .then(|| locked.lists.uses.stamps())
     }
 
     /// What a command in `epoch` of `queue` must respect before it makes this access; added to
@@ -231,21 +235,29 @@ impl Tracker {
         self.locked().lists.uses.conflicts(range, access)
     }
 
-    /// Ends all use: later calls find it released. Returns the work still pending.
-    ///
-    /// # Errors
-    /// A guard lives: nothing has changed.
-    pub fn release(&self) -> Result<Stamps, Borrowed> {
+    /// Ends all use: later calls find it released. Returns the pending work if the memory can be
+    /// freed now, `None` if a guard still lives (its end tells) or it was released before.
+    pub fn release(&self) -> Option<Stamps> {
         let mut locked = self.locked();
-        if let Some(guard) = locked.lists.guards.first() {
-            return Err(Borrowed { by: guard.access });
-        }
-        locked.lists.released = true;
-        Ok(locked.lists.uses.stamps())
+        let first = !std::mem::replace(&mut locked.lists.released, true);
+        (first && locked.lists.guards.is_empty()).then(|| locked.lists.uses.stamps())
+    }
+
+    /// Whether it has been released.
+    pub fn is_released(&self) -> bool {
+        !self.is_idle() && self.locked().lists.released
+    }
+
+    /// Whether a guard lives.
+    pub fn is_borrowed(&self) -> bool {
+        !self.is_idle() && !self.locked().lists.guards.is_empty()
     }
 
     /// Stamps of all pending work, for the last owner.
-    pub fn into_stamps(&mut self) -> Stamps {
+    pub fn stamps(&self) -> Stamps {
+        if self.is_idle() {
+            return Stamps::default();
+        }
         self.locked().lists.uses.stamps()
     }
 

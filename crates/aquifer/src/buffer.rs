@@ -1,0 +1,369 @@
+//! The memory behind arrays: one buffer, shared by all handles and views of it.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use aquifer_backend::{Binding, Dtype, ImportError};
+use aquifer_core::{
+    Access, Allocation, Block, BlockId, BorrowError, ByteRange, QueueId, Stamps, Storage, Tracker,
+    Uses,
+};
+
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Inner, Result};
+
+/// Where an array's memory came from (rule H.2).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Origin {
+    /// From the device's pool.
+    Allocated,
+    /// Memory of the caller's, used in place.
+    Wrapped,
+    /// A file, used in place.
+    Mapped,
+    /// Copied from memory or a file that could not be used in place, and why.
+    Copied(String),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Allocated => f.pad("allocated"),
+            Self::Wrapped => f.pad("wrapped"),
+            Self::Mapped => f.pad("mapped"),
+            Self::Copied(reason) => f.pad(&format!("copied: {reason}")),
+        }
+    }
+}
+
+/// What a buffer holds until it is freed.
+pub(crate) enum Hold {
+    Nothing,
+    Pool(Allocation),
+    /// Memory that exists, named as a block; the owner keeps it valid.
+    Import { block: Block, owner: Box<dyn Any + Send>, size: u64 },
+    /// A part of a mapped file.
+    Mapped(Arc<dyn Any + Send + Sync>),
+}
+
+pub(crate) struct Buffer {
+    pub(crate) device: Device,
+    pub(crate) tracker: Tracker,
+    /// Arrays and views that the program holds; commands in flight hold the `Arc` alone.
+    pub(crate) handles: AtomicUsize,
+    hold: Mutex<Hold>,
+    imported: bool,
+    block: BlockId,
+    offset: u64,
+    address: u64,
+    /// Bytes that arrays may use.
+    pub(crate) size: u64,
+    pub(crate) storage: Storage,
+    pub(crate) origin: Origin,
+    pub(crate) read_only: bool,
+}
+
+impl Buffer {
+    /// Allocates `size` bytes: for the CPU to write first, or for work on `queue`.
+    pub(crate) fn allocate(
+        device: &Device,
+        size: u64,
+        storage: Storage,
+        queue: Option<QueueId>,
+    ) -> Result<Arc<Self>> {
+        let allocation = device.allocate(size, storage, queue)?;
+        let uses = if allocation.inherited().is_empty() {
+            Uses::default()
+        } else {
+            Uses::inherited(allocation.inherited(), allocation.size())
+        };
+        if device.poisons() && uses.is_empty() && storage == Storage::Shared && size > 0 {
+            // SAFETY: the range was just allocated from shared memory, `size` is at most what it
+            // holds, and no work uses it (nothing is inherited).
+            unsafe {
+                std::ptr::write_bytes(allocation.address() as *mut u8, 0xA5, size as usize);
+            }
+        }
+        Ok(Arc::new(Self {
+            device: device.clone(),
+            tracker: Tracker::new(uses),
+            handles: AtomicUsize::new(0),
+            imported: false,
+            block: allocation.block(),
+            offset: allocation.offset(),
+            address: allocation.address(),
+            size,
+            storage,
+            origin: Origin::Allocated,
+            read_only: false,
+            hold: Mutex::new(Hold::Pool(allocation)),
+        }))
+    }
+
+    /// The same with another origin: what was copied says why.
+    pub(crate) fn with_origin(mut self: Arc<Self>, origin: Origin, read_only: bool) -> Arc<Self> {
+        if let Some(buffer) = Arc::get_mut(&mut self) {
+            buffer.origin = origin;
+            buffer.read_only = read_only;
+        }
+        self
+    }
+
+    /// Names `size` bytes at `address` as a buffer; `owner` keeps them valid.
+    ///
+    /// # Safety
+    /// The bytes are valid, and (unless `Access::Read`) exclusively the owner's, for as long as
+    /// `owner` lives.
+    pub(crate) unsafe fn import(
+        device: &Device,
+        address: *mut u8,
+        size: u64,
+        owner: Box<dyn Any + Send>,
+    ) -> std::result::Result<Arc<Self>, (ImportError, Box<dyn Any + Send>)> {
+        // SAFETY: the caller's contract; the buffer keeps `owner` until no work uses the block.
+        let block = match unsafe { device.0.backend.import(address, size) } {
+            Ok(block) => block,
+            Err(error) => return Err((error, owner)),
+        };
+        device.pool().wrap(size);
+        Ok(Arc::new(Self {
+            device: device.clone(),
+            tracker: Tracker::default(),
+            handles: AtomicUsize::new(0),
+            imported: true,
+            block: block.id,
+            offset: 0,
+            address: block.address,
+            size,
+            storage: Storage::Shared,
+            origin: Origin::Wrapped,
+            read_only: false,
+            hold: Mutex::new(Hold::Import { block, owner, size }),
+        }))
+    }
+
+    /// A part of a mapped file, read-only.
+    pub(crate) fn mapped(
+        device: &Device,
+        (block, offset, address): (BlockId, u64, u64),
+        size: u64,
+        mapping: Arc<dyn Any + Send + Sync>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            device: device.clone(),
+            tracker: Tracker::default(),
+            handles: AtomicUsize::new(0),
+            imported: true,
+            block,
+            offset,
+            address: address + offset,
+            size,
+            storage: Storage::Shared,
+            origin: Origin::Mapped,
+            read_only: true,
+            hold: Mutex::new(Hold::Mapped(mapping)),
+        })
+    }
+
+    /// Whether a batch must keep the buffer alive: its memory is not the pool's to defer.
+    pub(crate) fn is_imported(&self) -> bool {
+        self.imported
+    }
+
+    pub(crate) fn binding(&self, range: ByteRange, dtype: Dtype) -> Binding {
+        Binding {
+            block: self.block,
+            offset: self.offset + range.start,
+            len: range.end - range.start,
+            address: self.address + range.start,
+            dtype,
+        }
+    }
+
+    /// Address of a byte, for the CPU. Only of shared buffers.
+    #[inline]
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
+    fn hold(&self) -> MutexGuard<'_, Hold> {
+        self.hold.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Refuses writes to read-only memory.
+    pub(crate) fn check_access(&self, access: Access) -> Result<()> {
+        if access == Access::Write && self.read_only {
+            return Err(Error::message(
+                ErrorKind::ReadOnly,
+                "the array is part of a mapped file and read-only: write to a copy()",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Borrows a range for the CPU, after the work that it must wait for (rules F.1 to F.4).
+    pub(crate) fn borrow(
+        &self,
+        range: ByteRange,
+        access: Access,
+        limit: Option<Duration>,
+    ) -> Result<u64> {
+        self.check_access(access)?;
+        loop {
+            let backend = &self.device.0.backend;
+            match self.tracker.borrow(range, access, |queue| backend.reached(queue)) {
+                Ok(id) => return Ok(id),
+                Err(BorrowError::Pending(stamps)) => {
+                    self.device.pool().relieve(&**backend, 50);
+                    self.device.wait_stamps(&stamps, limit)?;
+                }
+                Err(other) => return Err(other.into()),
+            }
+        }
+    }
+
+    pub(crate) fn unborrow(&self, id: u64) {
+        if let Some(stamps) = self.tracker.unborrow(id) {
+            self.give_up(stamps);
+        }
+    }
+
+    /// Frees now, for all handles; with guards alive, when the last of them ends.
+    pub(crate) fn release(&self) {
+        if let Some(stamps) = self.tracker.release() {
+            self.give_up(stamps);
+        }
+    }
+
+    /// Gives the memory back to where it came from.
+    fn give_up(&self, mut stamps: Stamps) {
+        let backend = &self.device.0.backend;
+        let hold = std::mem::replace(&mut *self.hold(), Hold::Nothing);
+        match hold {
+            Hold::Nothing => {}
+            Hold::Pool(allocation) => {
+                stamps.prune(|queue| backend.reached(queue));
+                self.device.free(allocation, stamps);
+            }
+            Hold::Import { block, owner, size } => {
+                // Work in flight still reads or writes the owner's memory.
+                self.settle(&stamps);
+                backend.forget(block);
+                self.device.pool().unwrap_memory(size);
+                drop(owner);
+            }
+            Hold::Mapped(mapping) => {
+                self.settle(&stamps);
+                drop(mapping);
+            }
+        }
+    }
+
+    /// Waits for work on memory that is not the pool's; failures stay for the next wait.
+    fn settle(&self, stamps: &Stamps) {
+        let backend = &self.device.0.backend;
+        for stamp in stamps.iter() {
+            if backend.submitted(stamp.queue) < stamp.ticket
+                && self.device.flush(stamp.queue).is_err()
+            {
+                // The driver refused what was recorded: that work never runs.
+                continue;
+            }
+            let _ = backend.wait(stamp.queue, stamp.ticket, None);
+        }
+    }
+
+    /// Waits for all work on the buffer and takes the owner of wrapped memory out.
+    pub(crate) fn take_owner(&self) -> Result<Option<Box<dyn Any + Send>>> {
+        let stamps = self.tracker.stamps();
+        self.device.wait_stamps(&stamps, None)?;
+        if !matches!(&*self.hold(), Hold::Import { .. }) {
+            return Ok(None);
+        }
+        let _ = self.tracker.release();
+        match std::mem::replace(&mut *self.hold(), Hold::Nothing) {
+            Hold::Import { block, owner, size } => {
+                self.device.0.backend.forget(block);
+                self.device.pool().unwrap_memory(size);
+                Ok(Some(owner))
+            }
+            other => {
+                *self.hold() = other;
+                Ok(None)
+            }
+        }
+    }
+
+    /// The program's last handle is gone. Work that is recorded and not submitted would keep
+    /// imported memory for ever: it is submitted.
+    pub(crate) fn last_handle_gone(&self) {
+        if self.imported {
+            for stamp in self.tracker.stamps().iter() {
+                if self.device.0.backend.submitted(stamp.queue) < stamp.ticket {
+                    // A refusal is reported by the next wait on that queue.
+                    let _ = self.device.flush(stamp.queue);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // A release has done this already.
+        let stamps = self.tracker.stamps();
+        let empty = Hold::Nothing;
+        let hold = std::mem::replace(self.hold.get_mut().unwrap_or_else(PoisonError::into_inner), empty);
+        if matches!(hold, Hold::Nothing) {
+            return;
+        }
+        *self.hold() = hold;
+        self.give_up(stamps);
+    }
+}
+
+impl From<BorrowError> for Error {
+    fn from(error: BorrowError) -> Self {
+        match error {
+            BorrowError::Borrowed(borrowed) => Self::new(Inner::Guard { by: borrowed.by }),
+            BorrowError::Released => Self::new(Inner::Freed),
+            BorrowError::Pending(_) => {
+                Self::message(ErrorKind::Borrowed, "the array is used by work in flight")
+            }
+        }
+    }
+}
+
+/// Counts the handles of a buffer.
+pub(crate) struct Handle(pub(crate) Arc<Buffer>);
+
+impl Handle {
+    pub(crate) fn new(buffer: Arc<Buffer>) -> Self {
+        buffer.handles.fetch_add(1, Ordering::Relaxed);
+        Self(buffer)
+    }
+
+    /// Whether no other handle shares the buffer.
+    pub(crate) fn is_only(&self) -> bool {
+        self.0.handles.load(Ordering::Acquire) == 1
+    }
+}
+
+impl Clone for Handle {
+    fn clone(&self) -> Self {
+        Self::new(Arc::clone(&self.0))
+    }
+}
+
+impl Drop for Handle {
+    #[inline]
+    fn drop(&mut self) {
+        if self.0.handles.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.last_handle_gone();
+        }
+    }
+}

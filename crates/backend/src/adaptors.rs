@@ -1,0 +1,379 @@
+//! Wrappers that make any back end misbehave in one way, so that what is built on it can be
+//! tested: [`Failing`], [`Slow`], [`Tiny`], [`Poisoned`].
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use aquifer_core::{Block, BlockId, Caps, DriverError, Memory, QueueId, Storage, Ticket};
+
+use crate::dtype::Dtype;
+use crate::ir::Kernel;
+use crate::seam::{Backend, Batch, Budget, CompileError, Failure, ImportError, Pipeline, WaitError};
+
+/// The methods of both traits that an adaptor passes on as they are.
+macro_rules! pass_on {
+    (memory: $($name:ident($($arg:ident: $type:ty),*) $(-> $ret:ty)?;)*) => {
+        $(fn $name(&self, $($arg: $type),*) $(-> $ret)? { self.inner.$name($($arg),*) })*
+    };
+    (backend) => {
+        pass_on! { memory:
+            api() -> &'static str;
+            supports(dtype: Dtype) -> bool;
+            forget(block: Block);
+            close_queue(queue: QueueId);
+            kick(queue: QueueId);
+            submitted(queue: QueueId) -> Ticket;
+            take_failure(queue: QueueId) -> Option<Failure>;
+        }
+    };
+    (calls) => {
+        pass_on! { memory:
+            open_queue() -> Result<QueueId, DriverError>;
+            compile(kernel: &Kernel) -> Result<Pipeline, CompileError>;
+        }
+
+        unsafe fn import(&self, address: *mut u8, len: u64) -> Result<Block, ImportError> {
+            // SAFETY: the same contract, passed on.
+            unsafe { self.inner.import(address, len) }
+        }
+
+        unsafe fn submit(&self, queue: QueueId, batch: &mut Batch) -> Result<Ticket, DriverError> {
+            // SAFETY: the same contract, passed on.
+            unsafe { self.inner.submit(queue, batch) }
+        }
+    };
+    (wait) => {
+        fn wait(
+            &self,
+            queue: QueueId,
+            ticket: Ticket,
+            timeout: Option<Duration>,
+        ) -> Result<(), WaitError> {
+            self.inner.wait(queue, ticket, timeout)
+        }
+    };
+}
+
+/// Lets calls of the driver fail: the `n`-th from now, or all from one on.
+#[derive(Debug)]
+pub struct Failing {
+    inner: Arc<dyn Backend>,
+    calls: AtomicU64,
+    fail_at: AtomicU64,
+    lost: AtomicBool,
+}
+
+impl Failing {
+    /// The code that its refusals carry.
+    pub const CODE: i64 = -4242;
+
+    /// A wrapper that does not fail yet.
+    pub fn new(inner: Arc<dyn Backend>) -> Arc<Self> {
+        Arc::new(Self {
+            inner,
+            calls: AtomicU64::new(0),
+            fail_at: AtomicU64::new(u64::MAX),
+            lost: AtomicBool::new(false),
+        })
+    }
+
+    /// Calls made so far that may fail.
+    pub fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    /// Lets the `n`-th call from now fail; 0 is the next one.
+    pub fn fail_after(&self, n: u64) {
+        self.fail_at.store(self.calls() + n, Ordering::Relaxed);
+    }
+
+    /// From now on every wait finds the device lost.
+    pub fn lose(&self) {
+        self.lost.store(true, Ordering::Relaxed);
+    }
+
+    fn call(&self, call: &'static str) -> Result<(), DriverError> {
+        let number = self.calls.fetch_add(1, Ordering::Relaxed);
+        if number == self.fail_at.load(Ordering::Relaxed) {
+            return Err(DriverError { call, code: Self::CODE });
+        }
+        Ok(())
+    }
+}
+
+impl Memory for Failing {
+    fn obtain(&self, size: u64, mode: Storage) -> Result<Block, DriverError> {
+        self.call("obtain")?;
+        self.inner.obtain(size, mode)
+    }
+
+    fn reserve(&self, size: u64, mode: Storage) -> Result<Block, DriverError> {
+        self.call("reserve")?;
+        self.inner.reserve(size, mode)
+    }
+
+    fn commit(&self, span: BlockId, offset: u64, len: u64) -> Result<(), DriverError> {
+        self.call("commit")?;
+        self.inner.commit(span, offset, len)
+    }
+
+    fn wire(&self, block: BlockId, offset: u64, len: u64) -> Result<(), DriverError> {
+        self.call("wire")?;
+        self.inner.wire(block, offset, len)
+    }
+
+    pass_on! { memory:
+        give_back(block: Block);
+        release(span: Block);
+        decommit(span: BlockId, offset: u64, len: u64);
+        unwire(block: BlockId, offset: u64, len: u64);
+        reached(queue: QueueId) -> Ticket;
+    }
+}
+
+impl Backend for Failing {
+    pass_on!(backend);
+    pass_on! { memory: caps() -> &Caps; budget() -> Budget; }
+
+    unsafe fn import(&self, address: *mut u8, len: u64) -> Result<Block, ImportError> {
+        self.call("import").map_err(ImportError::Driver)?;
+        // SAFETY: the same contract, passed on.
+        unsafe { self.inner.import(address, len) }
+    }
+
+    fn open_queue(&self) -> Result<QueueId, DriverError> {
+        self.call("open_queue")?;
+        self.inner.open_queue()
+    }
+
+    unsafe fn submit(&self, queue: QueueId, batch: &mut Batch) -> Result<Ticket, DriverError> {
+        self.call("submit")?;
+        // SAFETY: the same contract, passed on.
+        unsafe { self.inner.submit(queue, batch) }
+    }
+
+    fn compile(&self, kernel: &Kernel) -> Result<Pipeline, CompileError> {
+        self.call("compile").map_err(|error| CompileError { reason: error.to_string() })?;
+        self.inner.compile(kernel)
+    }
+
+    fn wait(
+        &self,
+        queue: QueueId,
+        ticket: Ticket,
+        timeout: Option<Duration>,
+    ) -> Result<(), WaitError> {
+        if self.lost.load(Ordering::Relaxed) {
+            return Err(WaitError::Lost(DriverError { call: "wait", code: Self::CODE }));
+        }
+        self.inner.wait(queue, ticket, timeout)
+    }
+}
+
+/// Shows every queue's progress only when it is let: tickets are reached in truth, and seen late.
+#[derive(Debug)]
+pub struct Slow {
+    inner: Arc<dyn Backend>,
+    held: AtomicBool,
+}
+
+impl Slow {
+    /// A wrapper that holds progress back until [`release`](Self::release) or a wait.
+    pub fn new(inner: Arc<dyn Backend>) -> Arc<Self> {
+        Arc::new(Self { inner, held: AtomicBool::new(true) })
+    }
+
+    /// Shows all progress from now on.
+    pub fn release(&self) {
+        self.held.store(false, Ordering::SeqCst);
+    }
+
+    /// Hides it again.
+    pub fn hold(&self) {
+        self.held.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Memory for Slow {
+    pass_on! { memory:
+        obtain(size: u64, mode: Storage) -> Result<Block, DriverError>;
+        give_back(block: Block);
+        reserve(size: u64, mode: Storage) -> Result<Block, DriverError>;
+        release(span: Block);
+        commit(span: BlockId, offset: u64, len: u64) -> Result<(), DriverError>;
+        decommit(span: BlockId, offset: u64, len: u64);
+        wire(block: BlockId, offset: u64, len: u64) -> Result<(), DriverError>;
+        unwire(block: BlockId, offset: u64, len: u64);
+    }
+
+    fn reached(&self, queue: QueueId) -> Ticket {
+        if self.held.load(Ordering::SeqCst) { 0 } else { self.inner.reached(queue) }
+    }
+}
+
+impl Backend for Slow {
+    pass_on!(backend);
+    pass_on!(calls);
+    pass_on! { memory: caps() -> &Caps; budget() -> Budget; }
+
+    fn wait(
+        &self,
+        queue: QueueId,
+        ticket: Ticket,
+        timeout: Option<Duration>,
+    ) -> Result<(), WaitError> {
+        if let (Some(limit), true) = (timeout, self.held.load(Ordering::SeqCst)) {
+            std::thread::sleep(limit);
+            return Err(WaitError::Timeout);
+        }
+        self.inner.wait(queue, ticket, timeout)?;
+        self.release();
+        Ok(())
+    }
+}
+
+/// A device with a small memory: what it gives out never passes `capacity` bytes.
+#[derive(Debug)]
+pub struct Tiny {
+    inner: Arc<dyn Backend>,
+    capacity: u64,
+    used: AtomicU64,
+}
+
+impl Tiny {
+    /// A wrapper with `capacity` bytes.
+    pub fn new(inner: Arc<dyn Backend>, capacity: u64) -> Arc<Self> {
+        Arc::new(Self { inner, capacity, used: AtomicU64::new(0) })
+    }
+
+    /// Bytes given out.
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::SeqCst)
+    }
+
+    fn take(&self, call: &'static str, size: u64) -> Result<(), DriverError> {
+        let add = |used: u64| used.checked_add(size).filter(|&sum| sum <= self.capacity);
+        match self.used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, add) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(DriverError { call, code: -2 }),
+        }
+    }
+
+    fn put(&self, size: u64) {
+        self.used.fetch_sub(size, Ordering::SeqCst);
+    }
+}
+
+impl Memory for Tiny {
+    fn obtain(&self, size: u64, mode: Storage) -> Result<Block, DriverError> {
+        self.take("obtain", size)?;
+        self.inner.obtain(size, mode).inspect_err(|_| self.put(size))
+    }
+
+    fn give_back(&self, block: Block) {
+        self.put(block.size);
+        self.inner.give_back(block);
+    }
+
+    fn commit(&self, span: BlockId, offset: u64, len: u64) -> Result<(), DriverError> {
+        self.take("commit", len)?;
+        self.inner.commit(span, offset, len).inspect_err(|_| self.put(len))
+    }
+
+    fn decommit(&self, span: BlockId, offset: u64, len: u64) {
+        self.put(len);
+        self.inner.decommit(span, offset, len);
+    }
+
+    pass_on! { memory:
+        reserve(size: u64, mode: Storage) -> Result<Block, DriverError>;
+        release(span: Block);
+        wire(block: BlockId, offset: u64, len: u64) -> Result<(), DriverError>;
+        unwire(block: BlockId, offset: u64, len: u64);
+        reached(queue: QueueId) -> Ticket;
+    }
+}
+
+impl Backend for Tiny {
+    pass_on!(backend);
+    pass_on!(calls);
+    pass_on!(wait);
+    pass_on! { memory: caps() -> &Caps; budget() -> Budget; }
+}
+
+/// Fills what the driver gives out, and what goes back to it, with bytes that are no one's data:
+/// code that counts on zeros, or on what was there, is caught.
+#[derive(Debug)]
+pub struct Poisoned {
+    inner: Arc<dyn Backend>,
+    addresses: std::sync::Mutex<std::collections::BTreeMap<BlockId, u64>>,
+}
+
+impl Poisoned {
+    /// The byte; as f32 it is −2.3e-16, as an index it is out of range.
+    pub const BYTE: u8 = 0xA5;
+
+    /// A wrapper over a back end whose addresses the CPU can write (both modes).
+    pub fn new(inner: Arc<dyn Backend>) -> Arc<Self> {
+        Arc::new(Self { inner, addresses: std::sync::Mutex::default() })
+    }
+
+    fn addresses(&self) -> std::sync::MutexGuard<'_, std::collections::BTreeMap<BlockId, u64>> {
+        self.addresses.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn fill(&self, block: BlockId, offset: u64, len: u64) {
+        if let Some(address) = self.addresses().get(&block) {
+            // SAFETY: the range is memory of the device that no one uses: it was just given out,
+            // or goes back now (precondition 3 of `Memory`), at an address the CPU can write.
+            unsafe { std::ptr::write_bytes((address + offset) as *mut u8, Self::BYTE, len as usize) }
+        }
+    }
+}
+
+impl Memory for Poisoned {
+    fn obtain(&self, size: u64, mode: Storage) -> Result<Block, DriverError> {
+        let block = self.inner.obtain(size, mode)?;
+        self.addresses().insert(block.id, block.address);
+        self.fill(block.id, 0, size);
+        Ok(block)
+    }
+
+    fn give_back(&self, block: Block) {
+        self.fill(block.id, 0, block.size);
+        self.addresses().remove(&block.id);
+        self.inner.give_back(block);
+    }
+
+    fn reserve(&self, size: u64, mode: Storage) -> Result<Block, DriverError> {
+        let span = self.inner.reserve(size, mode)?;
+        self.addresses().insert(span.id, span.address);
+        Ok(span)
+    }
+
+    fn commit(&self, span: BlockId, offset: u64, len: u64) -> Result<(), DriverError> {
+        self.inner.commit(span, offset, len)?;
+        self.fill(span, offset, len);
+        Ok(())
+    }
+
+    fn decommit(&self, span: BlockId, offset: u64, len: u64) {
+        self.fill(span, offset, len);
+        self.inner.decommit(span, offset, len);
+    }
+
+    pass_on! { memory:
+        release(span: Block);
+        wire(block: BlockId, offset: u64, len: u64) -> Result<(), DriverError>;
+        unwire(block: BlockId, offset: u64, len: u64);
+        reached(queue: QueueId) -> Ticket;
+    }
+}
+
+impl Backend for Poisoned {
+    pass_on!(backend);
+    pass_on!(calls);
+    pass_on!(wait);
+    pass_on! { memory: caps() -> &Caps; budget() -> Budget; }
+}

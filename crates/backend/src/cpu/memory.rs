@@ -1,0 +1,150 @@
+//! Memory of the CPU device: reserved address space whose pages come and go.
+//!
+//! The one idea: a span is mapped once, readable and writable, without being counted against
+//! the system's overcommit; a page exists once it is touched, and `MADV_DONTNEED` takes it
+//! away. Committing therefore costs nothing but the advice to use huge pages, which is given for
+//! whole huge pages that are committed at once, and taken back with them: a huge page under a
+//! range that is only partly committed would hold more than the account says.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use aquifer_core::{Block, BlockId, DriverError};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// Bytes of a huge page.
+const HUGE: u64 = 2 << 20;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Address space or a block that this device mapped.
+    Own,
+    /// The caller's.
+    Imported,
+}
+
+#[derive(Debug)]
+struct Region {
+    address: u64,
+    size: u64,
+    kind: Kind,
+}
+
+/// Every block and span that is held, by name.
+#[derive(Debug, Default)]
+pub(super) struct Regions {
+    map: Mutex<BTreeMap<u64, Region>>,
+    next: AtomicU64,
+}
+
+fn failed(call: &'static str) -> impl Fn(rustix::io::Errno) -> DriverError {
+    move |error| DriverError { call, code: i64::from(error.raw_os_error()) }
+}
+
+impl Regions {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, Region>> {
+        self.map.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn add(&self, address: u64, size: u64, kind: Kind) -> Block {
+        // From 1: 0 is the block of empty arrays.
+        let id = self.next.fetch_add(1, Ordering::Relaxed) + 1;
+        self.lock().insert(id, Region { address, size, kind });
+        Block { id: BlockId(id), size, address }
+    }
+
+    /// Maps `size` bytes of zeros that cost nothing until they are touched.
+    pub(super) fn map(&self, size: u64) -> Result<Block, DriverError> {
+        let len = usize::try_from(size)
+            .map_err(|_| DriverError { call: "mmap", code: i64::from(libc_enomem()) })?;
+        // SAFETY: no address is asked for, so no existing mapping is touched; the new one is
+        // unmapped once, in `unmap`.
+        let address = unsafe {
+            rustix::mm::mmap_anonymous(
+                ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        }
+        .map_err(failed("mmap"))?;
+        Ok(self.add(address as u64, size, Kind::Own))
+    }
+
+    /// Names memory of the caller's.
+    pub(super) fn import(&self, address: u64, size: u64) -> Block {
+        self.add(address, size, Kind::Imported)
+    }
+
+    /// Forgets a region, and unmaps it if it was mapped here.
+    pub(super) fn remove(&self, block: Block) {
+        let Some(region) = self.lock().remove(&block.id.0) else { return };
+        if region.kind == Kind::Own {
+            // SAFETY: the region was mapped by `map` with this size, and `Block` is given back by
+            // value, so nothing uses it any more (precondition 3 of `Memory`).
+            let result =
+                unsafe { rustix::mm::munmap(region.address as *mut c_void, region.size as usize) };
+            debug_assert!(result.is_ok(), "munmap of an own mapping cannot fail");
+        }
+    }
+
+    fn address(&self, block: BlockId) -> u64 {
+        self.lock().get(&block.0).map_or(0, |region| region.address)
+    }
+
+    fn advise(&self, address: u64, len: u64, advice: Advice) -> rustix::io::Result<()> {
+        // SAFETY: the range lies in a region mapped here (preconditions 1 and 2 of `Memory`).
+        // `LinuxDontNeed` drops contents that no one uses any more (precondition 3); the other
+        // advice in use changes no contents.
+        unsafe { rustix::mm::madvise(address as *mut c_void, len as usize, advice) }
+    }
+
+    /// The whole huge pages inside a range of addresses.
+    fn huge_pages(address: u64, len: u64) -> Option<(u64, u64)> {
+        let start = address.next_multiple_of(HUGE);
+        let end = (address + len) / HUGE * HUGE;
+        (start < end).then(|| (start, end - start))
+    }
+
+    /// Advises huge pages where whole ones are committed at once.
+    pub(super) fn commit(&self, span: BlockId, offset: u64, len: u64) {
+        let address = self.address(span) + offset;
+        if let Some((start, len)) = Self::huge_pages(address, len) {
+            // Advice only: without it the pages are small, and all else is the same.
+            let _ = self.advise(start, len, Advice::LinuxHugepage);
+        }
+    }
+
+    /// Gives the pages of a range back to the system.
+    pub(super) fn decommit(&self, span: BlockId, offset: u64, len: u64) {
+        let address = self.address(span) + offset;
+        if self.advise(address, len, Advice::LinuxDontNeed).is_err() {
+            // Pages locked by the caller's own mlock stay; nothing else refuses.
+            debug_assert!(false, "madvise(DONTNEED) of an own range failed");
+        }
+        if let Some((start, len)) = Self::huge_pages(address, len) {
+            let _ = self.advise(start, len, Advice::LinuxNoHugepage);
+        }
+    }
+
+    /// Keeps a range resident.
+    pub(super) fn wire(&self, block: BlockId, offset: u64, len: u64) -> Result<(), DriverError> {
+        let address = self.address(block) + offset;
+        // SAFETY: locking a mapped range changes no contents; an unmapped one is an error.
+        unsafe { rustix::mm::mlock(address as *mut c_void, len as usize) }.map_err(failed("mlock"))
+    }
+
+    /// Undoes `wire`.
+    pub(super) fn unwire(&self, block: BlockId, offset: u64, len: u64) {
+        let address = self.address(block) + offset;
+        // SAFETY: as for `wire`.
+        let _ = unsafe { rustix::mm::munlock(address as *mut c_void, len as usize) };
+    }
+}
+
+fn libc_enomem() -> i32 {
+    rustix::io::Errno::NOMEM.raw_os_error()
+}

@@ -1,0 +1,236 @@
+//! The CPU as a device of its own: queues with tickets, private memory, a budget.
+//!
+//! It is not a stand-in. Arrays that are `Private` are as unreachable for the CPU's own code as
+//! on any device, work is asynchronous, and memory is what the operating system gives out and
+//! takes back page by page.
+
+mod fold;
+mod host;
+mod math;
+mod memory;
+mod ops;
+mod philox;
+mod program;
+mod queue;
+mod run;
+mod system;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use aquifer_core::{
+    Block, BlockId, Caps, DriverError, Memory, QueueId, Storage, Ticket, VirtualMemory, size::PAGE,
+};
+
+pub use host::HostArgs;
+
+use crate::dtype::Dtype;
+use crate::ir::Kernel;
+use crate::seam::{Backend, Batch, Budget, CompileError, Failure, ImportError, Pipeline, WaitError};
+use memory::Regions;
+use queue::{Queue, Timelines};
+
+/// Address space of one span. 47 bits are there; two modes and a few spans each leave most of
+/// it free, and a machine's whole memory fits many times over.
+const SPAN: u64 = 4 << 40;
+
+/// The CPU device.
+#[derive(Debug)]
+pub struct Cpu {
+    caps: Caps,
+    regions: Regions,
+    queues: Arc<Queues>,
+}
+
+/// Queues that a device can have; threads that end give theirs back.
+const MOST_QUEUES: usize = 4096;
+
+/// The queues by number. They are only added, so that looking one up is one atomic load.
+#[derive(Debug)]
+struct Queues {
+    slots: Box<[OnceLock<Arc<Queue>>]>,
+    count: AtomicUsize,
+}
+
+impl Default for Queues {
+    fn default() -> Self {
+        let slots = (0..MOST_QUEUES).map(|_| OnceLock::new()).collect();
+        Self { slots, count: AtomicUsize::new(0) }
+    }
+}
+
+impl Queues {
+    #[inline]
+    fn queue(&self, id: QueueId) -> Option<&Arc<Queue>> {
+        self.slots.get(id.0 as usize)?.get()
+    }
+
+    fn add(&self) -> Result<QueueId, DriverError> {
+        let index = self.count.fetch_add(1, Ordering::Relaxed);
+        match self.slots.get(index).map(|slot| slot.set(Arc::default())) {
+            Some(Ok(())) => Ok(QueueId(index as u32)),
+            _ => Err(DriverError { call: "open_queue", code: MOST_QUEUES as i64 }),
+        }
+    }
+}
+
+impl Timelines for Queues {
+    fn await_ticket(&self, queue: QueueId, ticket: Ticket) {
+        if let Some(queue) = self.queue(queue) {
+            // Without a limit of time a wait of this device always succeeds.
+            let _ = queue.wait(ticket, None, self);
+        }
+    }
+
+    fn has_reached(&self, queue: QueueId, ticket: Ticket) -> bool {
+        self.queue(queue).is_none_or(|queue| queue.reached() >= ticket)
+    }
+}
+
+impl Cpu {
+    /// Opens the CPU as a device. It always opens.
+    pub fn open() -> Arc<Self> {
+        let caps = Caps {
+            name: system::processor(),
+            system_page: rustix::param::page_size() as u64,
+            virtual_memory: Some(VirtualMemory {
+                span: SPAN,
+                granule: PAGE.max(rustix::param::page_size() as u64),
+            }),
+            largest_buffer: SPAN,
+            largest_block: SPAN,
+            unified: true,
+            coherent: true,
+            import_alignment: Some(1),
+            can_wire: true,
+        };
+        Arc::new(Self { caps, regions: Regions::default(), queues: Arc::default() })
+    }
+
+    #[inline]
+    fn queue(&self, id: QueueId) -> Option<&Arc<Queue>> {
+        self.queues.queue(id)
+    }
+}
+
+impl Drop for Cpu {
+    fn drop(&mut self) {
+        self.queues.slots.iter().map_while(OnceLock::get).for_each(|queue| queue.close());
+    }
+}
+
+impl Memory for Cpu {
+    fn obtain(&self, size: u64, _mode: Storage) -> Result<Block, DriverError> {
+        let block = self.regions.map(size)?;
+        self.regions.commit(block.id, 0, size);
+        Ok(block)
+    }
+
+    fn give_back(&self, block: Block) {
+        self.regions.remove(block);
+    }
+
+    fn reserve(&self, size: u64, _mode: Storage) -> Result<Block, DriverError> {
+        self.regions.map(size)
+    }
+
+    fn release(&self, span: Block) {
+        self.regions.remove(span);
+    }
+
+    fn commit(&self, span: BlockId, offset: u64, len: u64) -> Result<(), DriverError> {
+        self.regions.commit(span, offset, len);
+        Ok(())
+    }
+
+    fn decommit(&self, span: BlockId, offset: u64, len: u64) {
+        self.regions.decommit(span, offset, len);
+    }
+
+    fn wire(&self, block: BlockId, offset: u64, len: u64) -> Result<(), DriverError> {
+        self.regions.wire(block, offset, len)
+    }
+
+    fn unwire(&self, block: BlockId, offset: u64, len: u64) {
+        self.regions.unwire(block, offset, len);
+    }
+
+    fn reached(&self, queue: QueueId) -> Ticket {
+        // A queue that is not there has no work.
+        self.queue(queue).map_or(Ticket::MAX, |queue| queue.reached())
+    }
+}
+
+impl Backend for Cpu {
+    fn api(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn budget(&self) -> Budget {
+        system::budget()
+    }
+
+    fn supports(&self, _dtype: Dtype) -> bool {
+        true
+    }
+
+    unsafe fn import(&self, address: *mut u8, len: u64) -> Result<Block, ImportError> {
+        Ok(self.regions.import(address as u64, len))
+    }
+
+    fn forget(&self, block: Block) {
+        self.regions.remove(block);
+    }
+
+    fn open_queue(&self) -> Result<QueueId, DriverError> {
+        self.queues.add()
+    }
+
+    fn close_queue(&self, queue: QueueId) {
+        if let Some(queue) = self.queue(queue) {
+            queue.close();
+        }
+    }
+
+    unsafe fn submit(&self, queue: QueueId, batch: &mut Batch) -> Result<Ticket, DriverError> {
+        match self.queue(queue) {
+            Some(queue) => Ok(queue.submit(std::mem::take(batch))),
+            None => Err(DriverError { call: "submit", code: i64::from(queue.0) }),
+        }
+    }
+
+    fn kick(&self, queue: QueueId) {
+        if let Some(queue) = self.queue(queue) {
+            queue.kick(&self.queues);
+        }
+    }
+
+    fn submitted(&self, queue: QueueId) -> Ticket {
+        self.queue(queue).map_or(0, |queue| queue.submitted())
+    }
+
+    fn wait(
+        &self,
+        queue: QueueId,
+        ticket: Ticket,
+        timeout: Option<Duration>,
+    ) -> Result<(), WaitError> {
+        match self.queue(queue) {
+            Some(queue) => queue.wait(ticket, timeout, &*self.queues),
+            None => Ok(()),
+        }
+    }
+
+    fn take_failure(&self, queue: QueueId) -> Option<Failure> {
+        self.queue(queue)?.take_failure()
+    }
+
+    fn compile(&self, kernel: &Kernel) -> Result<Pipeline, CompileError> {
+        Ok(Pipeline(Arc::new(program::Program::compile(kernel)?)))
+    }
+}

@@ -1,0 +1,286 @@
+//! An expression made ready to run: steps over registers.
+//!
+//! The one idea: a chunk of places goes through all steps before the next chunk starts, so an
+//! expression of any length reads its inputs and writes its outputs once, and everything between
+//! stays in the first-level cache. Inputs are read where they lie, the last step writes where
+//! the result belongs; 16-bit floats are widened and narrowed at the ends.
+
+use crate::dtype::Dtype;
+use crate::ir::{Binary, Fold, Kernel, NodeId, Op, Output, Unary};
+use crate::seam::CompileError;
+
+/// Where an operand is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    Register(usize),
+    Input(usize),
+    Param(usize),
+}
+
+/// Where a result goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    Register(usize),
+    Output(usize),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Action {
+    Index,
+    Random { key: usize, stream: u8 },
+    Unary(Unary, Source),
+    Binary(Binary, Source, Source),
+    Select(Source, Source, Source),
+    Cast(Source),
+    /// A 16-bit float of an input or a parameter becomes f32.
+    Widen(Source),
+    /// f32 becomes the output's 16-bit float.
+    Narrow(Source),
+    /// The same value, to where it belongs.
+    Copy(Source),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Step {
+    pub(super) action: Action,
+    /// Type of the operands (of the second and third of a select).
+    pub(super) operand: Dtype,
+    /// Type of the result.
+    pub(super) result: Dtype,
+    pub(super) target: Target,
+}
+
+/// A fold of a value at the end of each chunk.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FoldStep {
+    pub(super) fold: Fold,
+    pub(super) dtype: Dtype,
+    pub(super) source: Source,
+    /// Index among the kernel's outputs.
+    pub(super) output: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Program {
+    pub(super) kernel: Kernel,
+    pub(super) steps: Vec<Step>,
+    pub(super) folds: Vec<FoldStep>,
+    pub(super) registers: usize,
+}
+
+fn wrong(reason: String) -> CompileError {
+    CompileError { reason }
+}
+
+/// Whether an operation exists for a type.
+fn check_node(kernel: &Kernel, index: usize) -> Result<(), CompileError> {
+    let node = kernel.nodes[index];
+    for operand in node.op.operands() {
+        if operand as usize >= index {
+            return Err(wrong(format!("node {index} reads node {operand}, which comes after it")));
+        }
+    }
+    let of = |id: NodeId| kernel.nodes[id as usize].dtype;
+    let ok = match node.op {
+        Op::Input(slot) => kernel.inputs.get(slot as usize) == Some(&node.dtype),
+        Op::Param(slot) => kernel.params.get(slot as usize) == Some(&node.dtype),
+        Op::Index => node.dtype == Dtype::U64,
+        Op::Random { key, .. } => {
+            node.dtype == Dtype::U32 && kernel.params.get(key as usize) == Some(&Dtype::U64)
+        }
+        Op::Unary(op, a) => match op {
+            Unary::IsNan | Unary::IsInf => node.dtype == Dtype::Bool,
+            Unary::Not => of(a) == node.dtype && !node.dtype.is_float(),
+            Unary::Neg | Unary::Abs => of(a) == node.dtype && node.dtype != Dtype::Bool,
+            _ => of(a) == node.dtype && node.dtype.is_float(),
+        },
+        Op::Binary(op, a, b) => {
+            let bits = matches!(
+                op,
+                Binary::And | Binary::Or | Binary::Xor | Binary::Shl | Binary::Shr
+            );
+            let result = if op.compares() { Dtype::Bool } else { of(a) };
+            let fits = match of(a) {
+                Dtype::Bool => !matches!(
+                    op,
+                    Binary::Add
+                        | Binary::Sub
+                        | Binary::Mul
+                        | Binary::Div
+                        | Binary::Rem
+                        | Binary::Pow
+                        | Binary::Shl
+                        | Binary::Shr
+                ),
+                dtype => !(bits && dtype.is_float()),
+            };
+            of(a) == of(b) && node.dtype == result && fits
+        }
+        Op::Select(c, a, b) => of(c) == Dtype::Bool && of(a) == of(b) && node.dtype == of(a),
+        Op::Cast(_) => true,
+    };
+    if ok { Ok(()) } else { Err(wrong(format!("node {index}, {node:?}, does not type-check"))) }
+}
+
+struct Compiler<'k> {
+    kernel: &'k Kernel,
+    /// The last step that reads a node; steps are numbered by node.
+    last_use: Vec<usize>,
+    source: Vec<Option<Source>>,
+    steps: Vec<Step>,
+    spare: Vec<usize>,
+    registers: usize,
+}
+
+impl Compiler<'_> {
+    fn register(&mut self) -> usize {
+        self.spare.pop().unwrap_or_else(|| {
+            self.registers += 1;
+            self.registers - 1
+        })
+    }
+
+    fn source(&self, id: NodeId) -> Source {
+        self.source[id as usize].expect("operands come before what reads them")
+    }
+
+    /// Registers of operands that nothing after `index` reads are free for the step after it.
+    fn release(&mut self, index: usize) {
+        for id in self.kernel.nodes[index].op.operands().collect::<Vec<_>>() {
+            if self.last_use[id as usize] == index
+                && let Some(Source::Register(register)) = self.source[id as usize]
+                && !self.spare.contains(&register)
+            {
+                self.spare.push(register);
+            }
+        }
+    }
+
+    fn node(&mut self, index: usize, output: Option<usize>) {
+        let node = self.kernel.nodes[index];
+        let widened = matches!(node.dtype, Dtype::F16 | Dtype::Bf16);
+        let mut operand = node.dtype;
+        let action = match node.op {
+            Op::Input(slot) if widened => Action::Widen(Source::Input(slot as usize)),
+            Op::Input(slot) => {
+                self.source[index] = Some(Source::Input(slot as usize));
+                return;
+            }
+            Op::Param(slot) if widened => Action::Widen(Source::Param(slot as usize)),
+            Op::Param(slot) => {
+                self.source[index] = Some(Source::Param(slot as usize));
+                return;
+            }
+            Op::Index => Action::Index,
+            Op::Random { key, stream } => Action::Random { key: key as usize, stream },
+            Op::Unary(op, a) => {
+                operand = self.kernel.nodes[a as usize].dtype;
+                Action::Unary(op, self.source(a))
+            }
+            Op::Binary(op, a, b) => {
+                operand = self.kernel.nodes[a as usize].dtype;
+                Action::Binary(op, self.source(a), self.source(b))
+            }
+            Op::Select(c, a, b) => Action::Select(self.source(c), self.source(a), self.source(b)),
+            Op::Cast(a) => {
+                operand = self.kernel.nodes[a as usize].dtype;
+                Action::Cast(self.source(a))
+            }
+        };
+        // The result's register is taken before the operands' are given up: a step never writes
+        // what it reads.
+        let target = match output {
+            Some(output) => Target::Output(output),
+            None => {
+                let register = self.register();
+                self.source[index] = Some(Source::Register(register));
+                Target::Register(register)
+            }
+        };
+        self.release(index);
+        self.steps.push(Step { action, operand, result: node.dtype, target });
+    }
+}
+
+impl Program {
+    /// Orders the operations, gives them registers, and drops what no output needs.
+    pub(super) fn compile(kernel: &Kernel) -> Result<Self, CompileError> {
+        let count = kernel.nodes.len();
+        for index in 0..count {
+            check_node(kernel, index)?;
+        }
+        let mut last_use = vec![0; count];
+        let mut needed = vec![false; count];
+        for output in &kernel.outputs {
+            let node = output.node() as usize;
+            if node >= count {
+                return Err(wrong(format!("an output takes node {node} of {count}")));
+            }
+            let dtype = kernel.nodes[node].dtype;
+            if let Output::Fold(Fold::Count | Fold::Any | Fold::All, _) = output
+                && dtype != Dtype::Bool
+            {
+                return Err(wrong(format!("{output:?} folds {dtype}, not bool")));
+            }
+            (needed[node], last_use[node]) = (true, usize::MAX);
+        }
+        for index in (0..count).rev().filter(|&index| kernel.nodes[index].op.operands().count() > 0) {
+            if needed[index] {
+                for id in kernel.nodes[index].op.operands() {
+                    needed[id as usize] = true;
+                    last_use[id as usize] = last_use[id as usize].max(index);
+                }
+            }
+        }
+        let mut compiler = Compiler {
+            kernel,
+            last_use,
+            source: vec![None; count],
+            steps: Vec::new(),
+            spare: Vec::new(),
+            registers: 0,
+        };
+        for index in (0..count).filter(|&index| needed[index]) {
+            compiler.node(index, sole_store(kernel, index));
+        }
+        let mut folds = Vec::new();
+        for (output, what) in kernel.outputs.iter().enumerate() {
+            let dtype = kernel.nodes[what.node() as usize].dtype;
+            match (*what, compiler.source[what.node() as usize]) {
+                (Output::Fold(fold, _), Some(source)) => {
+                    folds.push(FoldStep { fold, dtype, source, output });
+                }
+                (Output::Store(_), Some(source)) => {
+                    let narrow = matches!(dtype, Dtype::F16 | Dtype::Bf16);
+                    let action = if narrow { Action::Narrow(source) } else { Action::Copy(source) };
+                    let target = Target::Output(output);
+                    compiler.steps.push(Step { action, operand: dtype, result: dtype, target });
+                }
+                // Its step writes the output itself.
+                (_, None) => {}
+            }
+        }
+        Ok(Self {
+            kernel: kernel.clone(),
+            steps: compiler.steps,
+            folds,
+            registers: compiler.registers,
+        })
+    }
+}
+
+/// The output that a node's step may write itself: the only one that takes the node, when no
+/// other node reads it and it is stored as it is computed.
+fn sole_store(kernel: &Kernel, index: usize) -> Option<usize> {
+    let id = index as NodeId;
+    if matches!(kernel.nodes[index].dtype, Dtype::F16 | Dtype::Bf16)
+        || matches!(kernel.nodes[index].op, Op::Input(_) | Op::Param(_))
+        || kernel.nodes.iter().any(|node| node.op.operands().any(|operand| operand == id))
+    {
+        return None;
+    }
+    let mut takers = (0..kernel.outputs.len()).filter(|&at| kernel.outputs[at].node() == id);
+    let first = takers.next()?;
+    let stored = matches!(kernel.outputs[first], Output::Store(_));
+    (stored && takers.next().is_none()).then_some(first)
+}
