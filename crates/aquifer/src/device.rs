@@ -23,7 +23,7 @@ use crate::queue::{Queue, Recorder};
 /// use aquifer::prelude::*;
 /// let device = Device::cpu()?;
 /// let array = Array::<f32>::zeros(&device, [1000])?;
-/// assert_eq!(device.memory().active, 16_384);
+/// assert_eq!(device.memory().active, 4096);
 /// # drop(array);
 /// # Ok::<(), aquifer::Error>(())
 /// ```

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use aquifer_backend::{Dtype, Failure, WaitError};
 use aquifer_core::{Access, DriverError, Refusal};
 
-/// `std::result::Result` with this crate's [`Error`].
-pub type Result<T> = std::result::Result<T, Error>;
+/// `std::result::Result` whose error is this crate's [`Error`] unless another is named.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What kind of thing went wrong: what a program can act on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -464,7 +464,7 @@ impl Heap {
         let node = self.node(id);
         let start = node.offset.next_multiple_of(granule);
         let end = node.end() - node.end() % granule;
-        let len = want.next_multiple_of(granule).clamp(granule, end - start);
+        let len = want.clamp(granule, end - start).next_multiple_of(granule);
         // From the high end, so that what stays is compact at low addresses; but beside bare
         // space on the left when there is some, so that bare space stays whole too.
         let left_bare = node.before != NONE && self.node(node.before).state == State::Bare;

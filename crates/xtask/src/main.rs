@@ -1,0 +1,104 @@
+//! The project's own chores: `cargo xtask check` is what CI runs.
+#![forbid(unsafe_code)]
+
+mod tidy;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+const HELP: &str = "cargo xtask COMMAND
+
+  check   format, clippy, tidy, all tests, doc tests, examples, model checks, rustdoc
+  tidy    the rules of style that a program can see
+  test    all tests, doc tests and model checks
+";
+
+/// One step of a check: a name, arguments of cargo, and variables of its environment.
+type Step = (&'static str, &'static [&'static str], &'static [(&'static str, &'static str)]);
+
+const LINT: &[Step] = &[
+    ("format", &["fmt", "--all", "--check"], &[]),
+    (
+        "clippy",
+        &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"],
+        &[],
+    ),
+];
+
+const TEST: &[Step] = &[
+    ("tests", &["test", "--workspace", "--locked", "--lib", "--bins", "--tests"], &[]),
+    ("doc tests", &["test", "--workspace", "--locked", "--doc"], &[]),
+    (
+        "model checks",
+        &["test", "--package", "aquifer-core", "--lib", "--release", "--locked", "model_checked"],
+        &[("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", "target/loom"), ("LOOM_MAX_PREEMPTIONS", "3")],
+    ),
+    (
+        "speed and reuse, optimised",
+        &["test", "--release", "--locked", "--package", "aquifer-core", "--test", "traces", "--", "--nocapture"],
+        &[],
+    ),
+];
+
+const DOCS: &[Step] = &[(
+    "rustdoc",
+    &["doc", "--workspace", "--no-deps", "--locked"],
+    &[("RUSTDOCFLAGS", "-D warnings")],
+)];
+
+const EXAMPLES: &[&str] = &["01_inspect", "02_arrays", "03_memory", "04_queues", "05_kernel"];
+
+fn main() -> ExitCode {
+    let command = std::env::args().nth(1);
+    let done = match command.as_deref() {
+        Some("check") => run(LINT) && tidy() && run(TEST) && examples() && run(DOCS),
+        Some("tidy") => tidy(),
+        Some("test") => run(TEST),
+        _ => {
+            eprint!("{HELP}");
+            return ExitCode::from(2);
+        }
+    };
+    if done { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn run(steps: &[Step]) -> bool {
+    steps.iter().all(|(name, arguments, variables)| step(name, arguments, variables))
+}
+
+fn step(name: &str, arguments: &[&str], variables: &[(&str, &str)]) -> bool {
+    println!("== {name}");
+    let start = Instant::now();
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo)
+        .args(arguments)
+        .envs(variables.iter().copied())
+        .current_dir(root())
+        .status();
+    let passed = status.is_ok_and(|status| status.success());
+    let word = if passed { "passed" } else { "FAILED" };
+    println!("== {name}: {word} in {:.0} s", start.elapsed().as_secs_f64());
+    passed
+}
+
+fn examples() -> bool {
+    EXAMPLES.iter().all(|name| {
+        let arguments = ["run", "--quiet", "--locked", "--package", "aquifer", "--example", name];
+        step(name, &arguments, &[("AQUIFER_DEVICE", "cpu")])
+    })
+}
+
+fn tidy() -> bool {
+    println!("== tidy");
+    let faults = tidy::faults(&root());
+    for fault in &faults {
+        println!("{fault}");
+    }
+    println!("== tidy: {}", if faults.is_empty() { "passed" } else { "FAILED" });
+    faults.is_empty()
+}
