@@ -76,10 +76,9 @@ impl Buffer {
         queue: Option<QueueId>,
     ) -> Result<Arc<Self>> {
         let allocation = device.allocate(size, storage, queue)?;
-        let uses = if allocation.inherited().is_empty() {
-            Uses::default()
-        } else {
-            Uses::inherited(allocation.inherited(), allocation.size())
+        let uses = match allocation.inherited() {
+            Some(stamp) => Uses::inherited(stamp, allocation.size()),
+            None => Uses::default(),
         };
         if device.poisons() && uses.is_empty() && storage == Storage::Shared && size > 0 {
             // SAFETY: the range was just allocated from shared memory, `size` is at most what it

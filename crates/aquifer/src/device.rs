@@ -469,6 +469,17 @@ impl Device {
         .map_err(Error::from)
     }
 
+    /// Device memory without an array around it: for engines that have kernels of their own. It
+    /// goes back when it is dropped; the caller must have waited for its work.
+    ///
+    /// # Errors
+    /// `OutOfMemory`, `TooLarge`.
+    #[inline]
+    pub fn allocate_raw(&self, size: u64, mode: Storage) -> Result<RawMemory<'_>> {
+        let allocation = self.allocate(size, mode, None)?;
+        Ok(RawMemory { device: self, allocation: Some(allocation) })
+    }
+
     #[inline]
     pub(crate) fn free(&self, allocation: Allocation, stamps: Stamps) {
         self.timed(|pool, backend| pool.free(backend, allocation, stamps));
@@ -532,6 +543,29 @@ impl Device {
             self.wait_ticket(stamp.queue, stamp.ticket, left)?;
         }
         Ok(())
+    }
+}
+
+/// Memory of a device, without type or shape; see [`Device::allocate_raw`].
+#[derive(Debug)]
+pub struct RawMemory<'d> {
+    device: &'d Device,
+    allocation: Option<Allocation>,
+}
+
+impl RawMemory<'_> {
+    /// The range of the block that it is; `None` only while it is being dropped.
+    pub fn allocation(&self) -> Option<&Allocation> {
+        self.allocation.as_ref()
+    }
+}
+
+impl Drop for RawMemory<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(allocation) = self.allocation.take() {
+            self.device.free(allocation, Stamps::default());
+        }
     }
 }
 

@@ -46,7 +46,7 @@ pub use buffer::Origin;
 pub use checkpoint::{Checkpoint, Tensor};
 pub use compute::{FoldOutput, MapOutput, Zip2, Zip3, Zip4};
 pub use create::{NormalElement, RandomElement};
-pub use device::{Device, DeviceBuilder, DeviceEntry};
+pub use device::{Device, DeviceBuilder, DeviceEntry, RawMemory};
 pub use error::{Error, ErrorKind, Result};
 pub use expr::{Expr, Folded, IntoExpr, constant, index};
 pub use half::{bf16, f16};

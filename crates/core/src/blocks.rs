@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::hazard::{QueueId, Stamps};
+use crate::hazard::{QueueId, Stamp, Stamps};
 use crate::memory::{Block, BlockId};
 use crate::size::PAGE;
 
@@ -34,12 +34,12 @@ impl Blocks {
     }
 
     /// Takes a cached block for `size`: an idle one, or one that only `queue` still uses.
-    pub(crate) fn take(&mut self, size: u64, queue: Option<QueueId>) -> Option<(u32, Stamps)> {
+    pub(crate) fn take(&mut self, size: u64, queue: Option<QueueId>) -> Option<(u32, Option<Stamp>)> {
         if let Some((&key, _)) = self.idle.range(Self::window(size)).next() {
             let block = self.idle.remove(&key)?;
             self.by_age.remove(&key.1.0);
             self.cached -= block.size;
-            return Some((self.hold(block), Stamps::default()));
+            return Some((self.hold(block), None));
         }
         let queue = queue?;
         let (&key, _) = self
@@ -49,7 +49,7 @@ impl Blocks {
         let (block, stamps) = self.pending.remove(&key)?;
         self.cached -= block.size;
         self.pending_bytes -= block.size;
-        Some((self.hold(block), stamps))
+        Some((self.hold(block), stamps.only()))
     }
 
     /// Keeps a block as live; its place.

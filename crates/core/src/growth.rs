@@ -8,7 +8,7 @@
 use smallvec::SmallVec;
 
 use crate::bins::{Bins, bin_of};
-use crate::hazard::{QueueId, Stamps};
+use crate::hazard::{QueueId, Stamp};
 use crate::heap::{Heap, NONE, State};
 
 /// Runs looked at before the cheapest is taken: from the largest idle nodes, and from the
@@ -31,7 +31,7 @@ struct Part {
     offset: u64,
     size: u64,
     state: State,
-    stamps: Stamps,
+    stamp: Option<Stamp>,
     age: u64,
 }
 
@@ -58,13 +58,9 @@ impl Claim {
             .map(|part| (part.offset, part.size))
     }
 
-    /// Work that used what is claimed, all of it on the asking queue.
-    pub(crate) fn stamps(&self) -> Stamps {
-        let mut stamps = Stamps::default();
-        for part in &self.parts {
-            stamps.merge(&part.stamps);
-        }
-        stamps
+    /// The last work that used what is claimed, all of it on the asking queue.
+    pub(crate) fn stamp(&self) -> Option<Stamp> {
+        self.parts.iter().filter_map(|part| part.stamp).reduce(Stamp::later)
     }
 }
 
@@ -82,20 +78,19 @@ struct Window {
 impl Heap {
     /// Takes the first `size` bytes of a pending node for the queue that still uses it. Returns
     /// the node and the work that must come first.
-    pub(crate) fn take_pending(&mut self, id: u32, size: u64) -> (u32, Stamps) {
-        let stamps = self.node(id).stamps.clone();
+    pub(crate) fn take_pending(&mut self, id: u32, size: u64) -> (u32, Option<Stamp>) {
+        let stamp = self.node(id).stamp;
         self.detach(id);
         if self.node(id).size > size {
             // The front goes to the request as a new node; the rest keeps its place, so that the
             // note of when it is done still finds it.
             let front = self.split_front(id, size);
             self.attach(id);
-            return (front, stamps);
+            return (front, stamp);
         }
         let node = self.node_mut(id);
-        node.state = State::Live;
-        node.stamps = Stamps::default();
-        (id, stamps)
+        (node.state, node.stamp) = (State::Live, None);
+        (id, stamp)
     }
 
     /// Cuts the first `size` bytes off a detached node, as a new live node before it.
@@ -106,8 +101,7 @@ impl Heap {
         let (before, after) = (self.node(id).before, self.node(rest).after);
         let front = self.node_mut(rest);
         (front.offset, front.size, front.before, front.after) = (offset, size, before, id);
-        front.state = State::Live;
-        front.stamps = Stamps::default();
+        (front.state, front.stamp) = (State::Live, None);
         let node = self.node_mut(id);
         (node.offset, node.size, node.before, node.after) =
             (offset + size, whole - size, rest, after);
@@ -258,7 +252,7 @@ impl Heap {
                 offset: from,
                 size: to - from,
                 state: node.state,
-                stamps: std::mem::take(&mut node.stamps),
+                stamp: node.stamp.take(),
                 age: node.age,
             });
             node.state = State::Live;
@@ -294,7 +288,7 @@ impl Heap {
 
     /// The driver refused: every part is again what it was. Returns the parts that were pending,
     /// whose notes must be written anew.
-    pub(crate) fn put_back(&mut self, claim: Claim) -> SmallVec<[(u32, u32, Stamps); 2]> {
+    pub(crate) fn put_back(&mut self, claim: Claim) -> SmallVec<[(u32, u32, Stamp); 2]> {
         let mut pending = SmallVec::new();
         let mut id = claim.node;
         let last = claim.parts.len() - 1;
@@ -302,11 +296,12 @@ impl Heap {
             let rest = if index < last { self.split(id, part.size) } else { NONE };
             let node = self.node_mut(id);
             (node.state, node.age) = (part.state, part.age);
-            if part.state == State::Pending {
-                let serial = self.pend(id, part.stamps.clone(), part.age);
-                pending.push((id, serial, part.stamps));
-            } else {
-                self.settle(id);
+            match part.stamp {
+                Some(stamp) => {
+                    let serial = self.pend(id, &stamp.into(), part.age);
+                    pending.push((id, serial, stamp));
+                }
+                None => self.settle(id),
             }
             id = rest;
         }

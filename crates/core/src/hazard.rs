@@ -49,10 +49,7 @@ impl Stamps {
     /// Adds a stamp; of one queue the later ticket and the later epoch are kept.
     pub fn add(&mut self, stamp: Stamp) {
         match self.0.iter_mut().find(|known| known.queue == stamp.queue) {
-            Some(known) => {
-                known.ticket = known.ticket.max(stamp.ticket);
-                known.epoch = known.epoch.max(stamp.epoch);
-            }
+            Some(known) => *known = known.later(stamp),
             None => self.0.push(stamp),
         }
     }
@@ -69,9 +66,14 @@ impl Stamps {
         self.0.retain(|stamp| stamp.ticket > reached(stamp.queue));
     }
 
+    /// The stamp, if all pending work is on one queue.
+    pub(crate) fn only(&self) -> Option<Stamp> {
+        if let [stamp] = self.0.as_slice() { Some(*stamp) } else { None }
+    }
+
     /// The single queue that all pending work is on, if there is just one.
     pub(crate) fn only_queue(&self) -> Option<QueueId> {
-        if let [stamp] = self.0.as_slice() { Some(stamp.queue) } else { None }
+        self.only().map(|stamp| stamp.queue)
     }
 
     pub(crate) fn first(&self) -> Option<&Stamp> {
@@ -82,6 +84,18 @@ impl Stamps {
 impl From<Stamp> for Stamps {
     fn from(stamp: Stamp) -> Self {
         Self(SmallVec::from_buf([stamp]))
+    }
+}
+
+impl Stamp {
+    /// The later of two stamps of one queue.
+    pub(crate) fn later(self, other: Self) -> Self {
+        debug_assert_eq!(self.queue, other.queue);
+        Self {
+            queue: self.queue,
+            ticket: self.ticket.max(other.ticket),
+            epoch: self.epoch.max(other.epoch),
+        }
     }
 }
 
@@ -154,9 +168,9 @@ pub struct Uses(SmallVec<[Use; 1]>);
 
 impl Uses {
     /// Uses that a reused range inherits from its earlier owner: all of it, as written.
-    pub fn inherited(stamps: &Stamps, size: u64) -> Self {
+    pub fn inherited(stamp: Stamp, size: u64) -> Self {
         let range = ByteRange { start: 0, end: size };
-        Self(stamps.iter().map(|&stamp| Use { stamp, range, access: Access::Write }).collect())
+        Self(SmallVec::from_buf([Use { stamp, range, access: Access::Write }]))
     }
 
     /// Whether no use is pending.

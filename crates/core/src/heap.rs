@@ -11,7 +11,7 @@
 //! and no two bare neighbours; bare nodes lie on granule bounds; the counters equal the sums.
 
 use crate::bins::{Bins, bin_of};
-use crate::hazard::{QueueId, Stamps};
+use crate::hazard::{QueueId, Stamp, Stamps};
 use crate::memory::{Block, BlockId};
 
 /// No node.
@@ -43,8 +43,9 @@ pub(crate) struct Node {
     pub(crate) size: u64,
     /// When it was freed, on the pool's clock of calls.
     pub(crate) age: u64,
-    /// Who still uses it, while pending.
-    pub(crate) stamps: Stamps,
+    /// Who still uses it, while pending; `None` also when that is more than one queue, and then
+    /// nobody may take it before all of them are done.
+    pub(crate) stamp: Option<Stamp>,
     pub(crate) before: u32,
     pub(crate) after: u32,
     bin: Links,
@@ -65,7 +66,7 @@ impl Node {
     pub(crate) fn usable(&self, queue: Option<QueueId>) -> bool {
         match self.state {
             State::Idle | State::Bare => true,
-            State::Pending => queue.is_some() && self.stamps.only_queue() == queue,
+            State::Pending => self.stamp.is_some_and(|stamp| Some(stamp.queue) == queue),
             State::Live | State::Spare => false,
         }
     }
@@ -162,7 +163,7 @@ impl Heap {
             offset,
             size,
             age: 0,
-            stamps: Stamps::default(),
+            stamp: None,
             before: NONE,
             after: NONE,
             bin: UNLINKED,
@@ -309,14 +310,14 @@ impl Heap {
         let rest = self.make(region, offset + size, whole - size);
         let node = self.node_mut(id);
         node.size = size;
-        let (after, state, age, stamps) = (node.after, node.state, node.age, node.stamps.clone());
+        let (after, state, age, stamp) = (node.after, node.state, node.age, node.stamp);
         node.after = rest;
         if after != NONE {
             self.node_mut(after).before = rest;
         }
         let node = self.node_mut(rest);
-        (node.before, node.after, node.state, node.age, node.stamps) =
-            (id, after, state, age, stamps);
+        (node.before, node.after, node.state, node.age, node.stamp) =
+            (id, after, state, age, stamp);
         rest
     }
 
@@ -326,7 +327,6 @@ impl Heap {
         let (size, after, age) = {
             let node = self.node_mut(gone);
             node.state = State::Spare;
-            node.stamps = Stamps::default();
             (node.size, node.after, node.age)
         };
         self.spare.push(gone);
@@ -406,9 +406,9 @@ impl Heap {
     }
 
     /// Frees a live node that work still uses; returns the serial that names this time.
-    pub(crate) fn pend(&mut self, id: u32, stamps: Stamps, age: u64) -> u32 {
+    pub(crate) fn pend(&mut self, id: u32, stamps: &Stamps, age: u64) -> u32 {
         let node = self.node_mut(id);
-        (node.state, node.age, node.stamps) = (State::Pending, age, stamps);
+        (node.state, node.age, node.stamp) = (State::Pending, age, stamps.only());
         node.serial = node.serial.wrapping_add(1);
         let serial = node.serial;
         self.attach(id);
@@ -435,7 +435,7 @@ impl Heap {
     /// The work that used a pending node is done.
     pub(crate) fn complete(&mut self, id: u32, age: u64) {
         self.detach(id);
-        self.node_mut(id).stamps = Stamps::default();
+        self.node_mut(id).stamp = None;
         self.free(id, age);
     }
 

@@ -4,7 +4,7 @@
 //! storage modes; every rule that wants less held only says how much less.
 
 use crate::caps::Storage;
-use crate::hazard::{QueueId, Stamps};
+use crate::hazard::{QueueId, Stamp};
 use crate::heap::Evicted;
 use crate::memory::{BlockId, Memory};
 use crate::pending::{Note, Target};
@@ -215,7 +215,7 @@ impl Pool {
         mode: Storage,
         queue: Option<QueueId>,
         size: u64,
-    ) -> Result<(u32, Stamps), Stop> {
+    ) -> Result<(u32, Option<Stamp>), Stop> {
         match self.caps.virtual_memory {
             Some(memory) => self.grow_span(device, (mode, queue, size), memory.span),
             None => self.grow_block(device, (mode, queue, size)),
@@ -227,7 +227,7 @@ impl Pool {
         device: &M,
         (mode, queue, size): (Storage, Option<QueueId>, u64),
         span: u64,
-    ) -> Result<(u32, Stamps), Stop> {
+    ) -> Result<(u32, Option<Stamp>), Stop> {
         let index = mode.index();
         let claim = match self.claim(index, queue, size) {
             Some(claim) => claim,
@@ -249,17 +249,17 @@ impl Pool {
             })
         });
         if let Err(error) = committed {
-            for (id, serial, stamps) in self.arenas[index].heap.put_back(claim) {
+            for (id, serial, stamp) in self.arenas[index].heap.put_back(claim) {
                 let target = Target::Node { id, serial };
-                self.pending.add(Note { target, mode: index, stamps });
+                self.pending.add(Note { target, mode: index, stamps: stamp.into() });
             }
             return Err(error.into());
         }
         if need > 0 {
             self.ledger.obtained(need);
         }
-        let (stamps, age) = (claim.stamps(), self.tick());
-        Ok((self.arenas[index].heap.finish(&claim, age), stamps))
+        let (stamp, age) = (claim.stamp(), self.tick());
+        Ok((self.arenas[index].heap.finish(&claim, age), stamp))
     }
 
     fn claim(
@@ -283,15 +283,15 @@ impl Pool {
         &mut self,
         device: &M,
         (mode, queue, size): (Storage, Option<QueueId>, u64),
-    ) -> Result<(u32, Stamps), Stop> {
+    ) -> Result<(u32, Option<Stamp>), Stop> {
         let index = mode.index();
         // A run of idle and pending neighbours of one block may hold it without a new one.
         if queue.is_some()
             && !self.pending.is_empty()
             && let Some(claim) = self.claim(index, queue, size)
         {
-            let (stamps, age) = (claim.stamps(), self.tick());
-            return Ok((self.arenas[index].heap.finish(&claim, age), stamps));
+            let (stamp, age) = (claim.stamp(), self.tick());
+            return Ok((self.arenas[index].heap.finish(&claim, age), stamp));
         }
         let len = self.block_len(size);
         self.make_room(device, len, size);
@@ -308,7 +308,7 @@ impl Pool {
         let id = heap.add_region(block, age);
         heap.detach(id);
         heap.carve(id, size);
-        Ok((id, Stamps::default()))
+        Ok((id, None))
     }
 
     /// Bytes of the next block for a request: a step that grows with what is held, unless the

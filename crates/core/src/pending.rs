@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use smallvec::SmallVec;
 
-use crate::hazard::{QueueId, Stamps, Ticket};
+use crate::hazard::{QueueId, Stamp, Stamps, Ticket};
 
 /// What a note is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,18 +106,19 @@ impl Pending {
         queue: QueueId,
         mode: usize,
         mut fits: impl FnMut(u32) -> bool,
-    ) -> Option<(u32, u8, Stamps)> {
+    ) -> Option<(u32, u8, Stamp)> {
         /// Notes looked at: what a queue has freed this long ago is soon idle.
         const RECENT: usize = 32;
         let notes = self.queues.get_mut(queue.0 as usize)?;
         for note in notes.iter_mut().rev().take(RECENT) {
             if let Target::Slot { slab, slot } = note.target
                 && note.mode == mode
-                && note.stamps.only_queue() == Some(queue)
+                && let Some(stamp) = note.stamps.only()
+                && stamp.queue == queue
                 && fits(slab)
             {
                 note.target = Target::Dead;
-                return Some((slab, slot, note.stamps.clone()));
+                return Some((slab, slot, stamp));
             }
         }
         None

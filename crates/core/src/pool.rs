@@ -12,7 +12,7 @@ use std::fmt;
 
 use crate::blocks::Blocks;
 use crate::caps::{Caps, Storage};
-use crate::hazard::{QueueId, Stamps};
+use crate::hazard::{QueueId, Stamp, Stamps};
 use crate::heap::Heap;
 use crate::ledger::{LabelId, LabelRow, Ledger};
 use crate::memory::{BlockId, DriverError, Memory};
@@ -135,7 +135,7 @@ pub struct Allocation {
     asked: u64,
     address: u64,
     label: LabelId,
-    inherited: Stamps,
+    inherited: Option<Stamp>,
 }
 
 impl Allocation {
@@ -170,9 +170,9 @@ impl Allocation {
     }
 
     /// Work of an earlier owner that may still use the range: another queue, and the CPU, must
-    /// wait for it first. Empty unless the request named a queue.
-    pub fn inherited(&self) -> &Stamps {
-        &self.inherited
+    /// wait for it first. It is work of the queue that the request named.
+    pub fn inherited(&self) -> Option<Stamp> {
+        self.inherited
     }
 }
 
@@ -368,7 +368,7 @@ impl Pool {
             asked: 0,
             address: 0,
             label: request.label,
-            inherited: Stamps::default(),
+            inherited: None,
         }
     }
 
@@ -398,18 +398,18 @@ impl Pool {
     ) -> Result<Allocation, Stop> {
         self.within_limit(size)?;
         let mode = request.mode.index();
-        let (mut found, mut inherited) = (self.arenas[mode].slabs.take(size), Stamps::default());
+        let (mut found, mut inherited) = (self.arenas[mode].slabs.take(size), None);
         if found.is_none() {
             let arena = &mut self.arenas[mode];
             let revived = request.queue.and_then(|queue| {
                 self.pending.take_slot(queue, mode, |slab| arena.slabs.slot_size(slab) == size)
             });
-            if let Some((slab, slot, stamps)) = revived {
+            if let Some((slab, slot, stamp)) = revived {
                 arena.slabs.revive(slab);
-                (found, inherited) = (Some((slab, slot)), stamps);
+                (found, inherited) = (Some((slab, slot)), Some(stamp));
             } else {
-                let (node, stamps) = self.node(device, request, slab_size(size))?;
-                debug_assert!(stamps.is_empty(), "slabs are cut from idle memory");
+                let (node, stamp) = self.node(device, request, slab_size(size))?;
+                debug_assert!(stamp.is_none(), "slabs are cut from idle memory");
                 let age = self.tick();
                 let slabs = &mut self.arenas[mode].slabs;
                 slabs.add(size, node, age);
@@ -470,7 +470,7 @@ impl Pool {
                 self.make_room(device, size, size);
                 let block = device.obtain(size, request.mode)?;
                 self.ledger.obtained(size);
-                (self.arenas[mode].blocks.hold(block), Stamps::default())
+                (self.arenas[mode].blocks.hold(block), None)
             }
         };
         let block = self.arenas[mode].blocks.live(place).expect("it was just taken");
@@ -479,7 +479,7 @@ impl Pool {
         // itself would not.
         if let Err(stop) = self.within_limit(size) {
             let age = self.tick();
-            self.free_whole((mode, place), inherited, age);
+            self.free_whole((mode, place), inherited.map(Stamps::from).unwrap_or_default(), age);
             return Err(stop);
         }
         self.wire_block(device, id, size);
@@ -503,7 +503,7 @@ impl Pool {
         device: &M,
         request: &Request,
         size: u64,
-    ) -> Result<(u32, Stamps), Stop> {
+    ) -> Result<(u32, Option<Stamp>), Stop> {
         let mode = request.mode.index();
         let queue = request.queue.filter(|_| request.len > PAGE);
         let heap = &self.arenas[mode].heap;
@@ -527,7 +527,7 @@ impl Pool {
             (Some(id), _) => Some(self.arenas[mode].heap.take_pending(id, size)),
             (None, Some(id)) => {
                 self.arenas[mode].heap.take_idle(id, size);
-                Some((id, Stamps::default()))
+                Some((id, None))
             }
             (None, None) => None,
         };
@@ -603,7 +603,7 @@ impl Pool {
             heap.free(node, age);
             return;
         }
-        let serial = heap.pend(node, stamps.clone(), age);
+        let serial = heap.pend(node, &stamps, age);
         self.pending.add(Note { target: Target::Node { id: node, serial }, mode, stamps });
     }
 

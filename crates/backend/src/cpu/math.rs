@@ -43,6 +43,11 @@ macro_rules! lanes {
                 exact: impl Fn($scalar) -> bool,
                 one: impl Fn($scalar) -> $scalar,
             ) {
+                if a.len() < out.len() {
+                    // The same value at every place: a short row of it.
+                    out.fill(if exact(a[0]) { lanes(<$vector>::splat(a[0])).to_array()[0] } else { one(a[0]) });
+                    return;
+                }
                 let mut groups = out.chunks_exact_mut($width);
                 let mut values = a.chunks_exact($width);
                 for (out, a) in groups.by_ref().zip(values.by_ref()) {

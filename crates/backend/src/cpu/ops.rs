@@ -11,10 +11,35 @@ use crate::cpu::math;
 use crate::dtype::Dtype;
 use crate::ir::{Binary, Unary};
 
+/// Elements that a loop takes at once. An operand that is the same at every place is a row of this
+/// many, which every turn of the loop reads again: it stays in a register or two of the cache.
+pub(super) const TURN: usize = 32;
+
+/// How far an operand moves with each turn.
+#[inline(always)]
+fn stride(operand: usize, out: usize) -> usize {
+    if operand < out { 0 } else { TURN }
+}
+
+/// A turn of an operand, as an array whose length the compiler knows.
+#[inline(always)]
+fn turn<T>(values: &[T], start: usize) -> &[T; TURN] {
+    values[start..start + TURN].first_chunk().expect("the slice has a turn's length")
+}
+
 #[inline(always)]
 fn map1<A: Pod, R: Pod>(a: &[u8], out: &mut [u8], f: impl Fn(A) -> R) {
     let (a, out): (&[A], &mut [R]) = (cast_slice(a), cast_slice_mut(out));
-    for (out, a) in out.iter_mut().zip(a) {
+    let step = stride(a.len(), out.len());
+    let (mut turns, mut at) = (out.chunks_exact_mut(TURN), 0);
+    for out in turns.by_ref() {
+        let a = turn(a, at);
+        for lane in 0..TURN {
+            out[lane] = f(a[lane]);
+        }
+        at += step;
+    }
+    for (out, a) in turns.into_remainder().iter_mut().zip(&a[at..]) {
         *out = f(*a);
     }
 }
@@ -23,7 +48,17 @@ fn map1<A: Pod, R: Pod>(a: &[u8], out: &mut [u8], f: impl Fn(A) -> R) {
 fn map2<A: Pod, R: Pod>(a: &[u8], b: &[u8], out: &mut [u8], f: impl Fn(A, A) -> R) {
     let (a, b): (&[A], &[A]) = (cast_slice(a), cast_slice(b));
     let out: &mut [R] = cast_slice_mut(out);
-    for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
+    let (step_a, step_b) = (stride(a.len(), out.len()), stride(b.len(), out.len()));
+    let (mut turns, mut at_a, mut at_b) = (out.chunks_exact_mut(TURN), 0, 0);
+    for out in turns.by_ref() {
+        let (a, b) = (turn(a, at_a), turn(b, at_b));
+        for lane in 0..TURN {
+            out[lane] = f(a[lane], b[lane]);
+        }
+        (at_a, at_b) = (at_a + step_a, at_b + step_b);
+    }
+    let rest = turns.into_remainder().iter_mut().zip(&a[at_a..]).zip(&b[at_b..]);
+    for ((out, a), b) in rest {
         *out = f(*a, *b);
     }
 }
@@ -32,7 +67,19 @@ fn map2<A: Pod, R: Pod>(a: &[u8], b: &[u8], out: &mut [u8], f: impl Fn(A, A) -> 
 fn select<T: Pod>(condition: &[u8], a: &[u8], b: &[u8], out: &mut [u8]) {
     let (a, b): (&[T], &[T]) = (cast_slice(a), cast_slice(b));
     let out: &mut [T] = cast_slice_mut(out);
-    for (((out, c), a), b) in out.iter_mut().zip(condition).zip(a).zip(b) {
+    let steps = [condition.len(), a.len(), b.len()].map(|len| stride(len, out.len()));
+    let (mut turns, mut at) = (out.chunks_exact_mut(TURN), [0; 3]);
+    for out in turns.by_ref() {
+        let (condition, a, b) = (turn(condition, at[0]), turn(a, at[1]), turn(b, at[2]));
+        for lane in 0..TURN {
+            out[lane] = if condition[lane] != 0 { a[lane] } else { b[lane] };
+        }
+        for (at, step) in at.iter_mut().zip(steps) {
+            *at += step;
+        }
+    }
+    let rest = turns.into_remainder().iter_mut().zip(&condition[at[0]..]);
+    for (((out, c), a), b) in rest.zip(&a[at[1]..]).zip(&b[at[2]..]) {
         *out = if *c != 0 { *a } else { *b };
     }
 }

@@ -6,7 +6,7 @@
 //! the result belongs; 16-bit floats are widened and narrowed at the ends.
 
 use crate::dtype::Dtype;
-use crate::ir::{Binary, Fold, Kernel, NodeId, Op, Output, Unary};
+use crate::ir::{Binary, Fold, Kernel, Node, NodeId, Op, Output, Unary};
 use crate::seam::CompileError;
 
 /// Where an operand is.
@@ -66,6 +66,8 @@ pub(super) struct Program {
     pub(super) steps: Vec<Step>,
     pub(super) folds: Vec<FoldStep>,
     pub(super) registers: usize,
+    /// Which inputs any output depends on.
+    pub(super) uses_input: Vec<bool>,
 }
 
 fn wrong(reason: String) -> CompileError {
@@ -260,7 +262,12 @@ impl Program {
                 (_, None) => {}
             }
         }
+        let uses = |slot: usize| {
+            let reads = |(node, needed): (&Node, &bool)| *needed && node.op == Op::Input(slot as u8);
+            kernel.nodes.iter().zip(&needed).any(reads)
+        };
         Ok(Self {
+            uses_input: (0..kernel.inputs.len()).map(uses).collect(),
             kernel: kernel.clone(),
             steps: compiler.steps,
             folds,

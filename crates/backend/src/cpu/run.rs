@@ -188,13 +188,13 @@ fn run_task(shared: &Shared<'_>, start: u64, end: u64) -> Partial {
         while registers.len() < count {
             registers.push(vec![0; CHUNK].into_boxed_slice());
         }
-        spread(shared, registers, ((end - start) as usize).min(CHUNK));
+        spread(shared, registers, ((end - start) as usize).min(ops::TURN));
         run_chunks(shared, registers, start, end)
     })
 }
 
-/// What is the same at every place, parameters and inputs of one element, once for the task: the
-/// loops then know only rows of values.
+/// What is the same at every place, parameters and inputs of one element, once for the task, as
+/// the short rows that the loops read again and again.
 fn spread(shared: &Shared<'_>, registers: &mut [Box<[u64]>], count: usize) {
     let program = shared.program;
     for (index, input) in shared.inputs.iter().enumerate().filter(|(_, input)| input.len == 1) {
@@ -263,7 +263,13 @@ fn fold(
         for (sum, fold) in sums.iter_mut().zip(folds) {
             let size = fold.dtype.compute().size();
             let values = operand(shared, registers, fold.source, (place, count, size));
-            let values = &values[done * size..(done + part) * size];
+            let long;
+            let values = if values.len() < count * size {
+                long = values[..size].repeat(part);
+                &long[..]
+            } else {
+                &values[done * size..(done + part) * size]
+            };
             let next = fold_chunk(shared.wide, (fold.fold, fold.dtype), values, within);
             *sum = sum.join(fold.fold, next);
         }
@@ -282,7 +288,8 @@ fn fold(
 /// overwrites, and those that repeat within the chunk.
 fn load(shared: &Shared<'_>, registers: &mut [Box<[u64]>], place: u64, count: usize) {
     for (index, input) in shared.inputs.iter().enumerate() {
-        if input.len == 1 || in_place(input, place, count) {
+        let used = shared.program.uses_input[index];
+        if !used || input.len == 1 || in_place(input, place, count) {
             continue;
         }
         let register = &mut registers[shared.program.registers + index];
@@ -308,7 +315,8 @@ fn in_place(input: &Input, place: u64, count: usize) -> bool {
     input.len > 1 && !input.aliased && place % input.len + count as u64 <= input.len
 }
 
-/// An operand's `count` values of `size` bytes for the chunk.
+/// An operand's `count` values of `size` bytes for the chunk; of what is the same at every place
+/// at most a turn of the loops.
 fn operand<'a>(
     shared: &'a Shared<'_>,
     registers: &'a [Box<[u64]>],
@@ -316,9 +324,13 @@ fn operand<'a>(
     (place, count, size): (u64, usize, usize),
 ) -> &'a [u8] {
     let (own, inputs) = (shared.program.registers, shared.inputs.len());
+    let mut count = count;
     let register = match source {
         Source::Register(index) => index,
-        Source::Param(index) => own + inputs + index,
+        Source::Param(index) => {
+            count = count.min(ops::TURN);
+            own + inputs + index
+        }
         Source::Input(index) => {
             let input = &shared.inputs[index];
             if in_place(input, place, count) {
@@ -332,6 +344,9 @@ fn operand<'a>(
                         count * input.size,
                     )
                 };
+            }
+            if input.len == 1 {
+                count = count.min(ops::TURN);
             }
             own + index
         }
@@ -397,9 +412,24 @@ fn compute(
             ops::select_by(wide, dtype, values(c, 1), values(a, size), values(b, size), out);
         }
         Action::Cast(a) => ops::cast(wide, dtype, step.result, values(a, size), out),
-        Action::Widen(a) => widen(dtype, values(a, 2), out),
-        Action::Narrow(a) => narrow(step.result, values(a, 4), out),
-        Action::Copy(a) => out.copy_from_slice(values(a, size)),
+        Action::Widen(a) => {
+            let from = values(a, 2);
+            for out in out.chunks_mut(from.len() * 2) {
+                widen(dtype, &from[..out.len() / 2], out);
+            }
+        }
+        Action::Narrow(a) => {
+            let from = values(a, 4);
+            for out in out.chunks_mut(from.len() / 2) {
+                narrow(step.result, &from[..out.len() * 2], out);
+            }
+        }
+        Action::Copy(a) => {
+            let from = values(a, size);
+            for out in out.chunks_mut(from.len()) {
+                out.copy_from_slice(&from[..out.len()]);
+            }
+        }
     }
 }
 
