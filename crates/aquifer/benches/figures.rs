@@ -36,15 +36,27 @@ fn print(what: &str, value: f64, unit: &str, bound: f64) {
 
 fn main() -> aquifer::Result<()> {
     let device = Device::cpu()?;
-    pool_pairs();
-    array_pairs(&device)?;
-    two_threads(&device)?;
-    elements(&device)?;
-    small_work(&device)?;
-    fused_map(&device)?;
-    unrelated_read(&device)?;
-    checkpoint(&device)?;
-    many_live(&device)?;
+    // Figures by name on the command line; all of them without one.
+    let names: Vec<String> = std::env::args().skip(1).filter(|name| !name.starts_with('-')).collect();
+    let wanted = |name: &str| names.is_empty() || names.iter().any(|wanted| wanted == name);
+    if wanted("pool") {
+        pool_pairs();
+    }
+    let figures: [(&str, fn(&Device) -> aquifer::Result<()>); 8] = [
+        ("device", array_pairs),
+        ("threads", two_threads),
+        ("get", elements),
+        ("small", small_work),
+        ("map", fused_map),
+        ("read", unrelated_read),
+        ("checkpoint", checkpoint),
+        ("live", many_live),
+    ];
+    for (name, figure) in figures {
+        if wanted(name) {
+            figure(&device)?;
+        }
+    }
     Ok(())
 }
 

@@ -44,7 +44,7 @@ macro_rules! lanes {
                 one: impl Fn($scalar) -> $scalar,
             ) {
                 if a.len() < out.len() {
-                    // The same value at every place: a short row of it.
+                    // The same value at every place.
                     out.fill(if exact(a[0]) { lanes(<$vector>::splat(a[0])).to_array()[0] } else { one(a[0]) });
                     return;
                 }

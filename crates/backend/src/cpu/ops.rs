@@ -11,55 +11,43 @@ use crate::cpu::math;
 use crate::dtype::Dtype;
 use crate::ir::{Binary, Unary};
 
-/// Elements that a loop takes at once. An operand that is the same at every place is a row of this
-/// many, which every turn of the loop reads again: it stays in a register or two of the cache.
-pub(super) const TURN: usize = 32;
-
-/// How far an operand moves with each turn.
-#[inline(always)]
-fn stride(operand: usize, out: usize) -> usize {
-    if operand < out { 0 } else { TURN }
-}
-
-/// A turn of an operand, as an array whose length the compiler knows.
-#[inline(always)]
-fn turn<T>(values: &[T], start: usize) -> &[T; TURN] {
-    values[start..start + TURN].first_chunk().expect("the slice has a turn's length")
-}
-
 #[inline(always)]
 fn map1<A: Pod, R: Pod>(a: &[u8], out: &mut [u8], f: impl Fn(A) -> R) {
     let (a, out): (&[A], &mut [R]) = (cast_slice(a), cast_slice_mut(out));
-    let step = stride(a.len(), out.len());
-    let (mut turns, mut at) = (out.chunks_exact_mut(TURN), 0);
-    for out in turns.by_ref() {
-        let a = turn(a, at);
-        for lane in 0..TURN {
-            out[lane] = f(a[lane]);
-        }
-        at += step;
+    if let [value] = a {
+        out.fill(f(*value));
+        return;
     }
-    for (out, a) in turns.into_remainder().iter_mut().zip(&a[at..]) {
+    for (out, a) in out.iter_mut().zip(a) {
         *out = f(*a);
     }
 }
 
+/// An operand of one element is that value at every place: a loop of its own keeps it in a
+/// register.
 #[inline(always)]
 fn map2<A: Pod, R: Pod>(a: &[u8], b: &[u8], out: &mut [u8], f: impl Fn(A, A) -> R) {
     let (a, b): (&[A], &[A]) = (cast_slice(a), cast_slice(b));
     let out: &mut [R] = cast_slice_mut(out);
-    let (step_a, step_b) = (stride(a.len(), out.len()), stride(b.len(), out.len()));
-    let (mut turns, mut at_a, mut at_b) = (out.chunks_exact_mut(TURN), 0, 0);
-    for out in turns.by_ref() {
-        let (a, b) = (turn(a, at_a), turn(b, at_b));
-        for lane in 0..TURN {
-            out[lane] = f(a[lane], b[lane]);
+    match (a, b) {
+        ([a], [b]) => out.fill(f(*a, *b)),
+        ([a], b) => {
+            let a = *a;
+            for (out, b) in out.iter_mut().zip(b) {
+                *out = f(a, *b);
+            }
         }
-        (at_a, at_b) = (at_a + step_a, at_b + step_b);
-    }
-    let rest = turns.into_remainder().iter_mut().zip(&a[at_a..]).zip(&b[at_b..]);
-    for ((out, a), b) in rest {
-        *out = f(*a, *b);
+        (a, [b]) => {
+            let b = *b;
+            for (out, a) in out.iter_mut().zip(a) {
+                *out = f(*a, b);
+            }
+        }
+        (a, b) => {
+            for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
+                *out = f(*a, *b);
+            }
+        }
     }
 }
 
@@ -67,21 +55,36 @@ fn map2<A: Pod, R: Pod>(a: &[u8], b: &[u8], out: &mut [u8], f: impl Fn(A, A) -> 
 fn select<T: Pod>(condition: &[u8], a: &[u8], b: &[u8], out: &mut [u8]) {
     let (a, b): (&[T], &[T]) = (cast_slice(a), cast_slice(b));
     let out: &mut [T] = cast_slice_mut(out);
-    let steps = [condition.len(), a.len(), b.len()].map(|len| stride(len, out.len()));
-    let (mut turns, mut at) = (out.chunks_exact_mut(TURN), [0; 3]);
-    for out in turns.by_ref() {
-        let (condition, a, b) = (turn(condition, at[0]), turn(a, at[1]), turn(b, at[2]));
-        for lane in 0..TURN {
-            out[lane] = if condition[lane] != 0 { a[lane] } else { b[lane] };
+    let n = out.len();
+    let pick = |c: u8, a: T, b: T| if c != 0 { a } else { b };
+    match (a, b) {
+        _ if condition.len() < n => out.copy_from_slice(&long(if condition[0] != 0 { a } else { b }, n)),
+        ([a], [b]) if n > 1 => {
+            for (out, c) in out.iter_mut().zip(condition) {
+                *out = pick(*c, *a, *b);
+            }
         }
-        for (at, step) in at.iter_mut().zip(steps) {
-            *at += step;
+        ([a], b) if n > 1 => {
+            for ((out, c), b) in out.iter_mut().zip(condition).zip(b) {
+                *out = pick(*c, *a, *b);
+            }
+        }
+        (a, [b]) if n > 1 => {
+            for ((out, c), a) in out.iter_mut().zip(condition).zip(a) {
+                *out = pick(*c, *a, *b);
+            }
+        }
+        (a, b) => {
+            for (((out, c), a), b) in out.iter_mut().zip(condition).zip(a).zip(b) {
+                *out = pick(*c, *a, *b);
+            }
         }
     }
-    let rest = turns.into_remainder().iter_mut().zip(&condition[at[0]..]);
-    for (((out, c), a), b) in rest.zip(&a[at[1]..]).zip(&b[at[2]..]) {
-        *out = if *c != 0 { *a } else { *b };
-    }
+}
+
+/// `n` values; one value is repeated.
+fn long<T: Copy>(values: &[T], n: usize) -> Vec<T> {
+    if let [value] = values { vec![*value; n] } else { values.to_vec() }
 }
 
 /// `condition` where true `a`, else `b`; values of `dtype`'s compute type.

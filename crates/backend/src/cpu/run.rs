@@ -18,7 +18,7 @@ use crate::seam::Dispatch;
 /// usual expression share the first-level cache with the memory that streams by.
 const CHUNK: usize = 1024;
 /// Places of one task. Fixed, so that folds join the same pieces whatever the number of cores.
-const PIECE: u64 = 64 * CHUNK as u64;
+const PIECE: u64 = 64 << 10;
 /// Bytes below which one core is faster than waking a second one (a fork and join costs 26 to
 /// 42 µs, a core moves about 10 GB/s).
 const PARALLEL_BYTES: u64 = 512 << 10;
@@ -45,7 +45,7 @@ struct Shared<'a> {
     program: &'a Program,
     inputs: SmallVec<[Input; 4]>,
     outputs: SmallVec<[OutputMemory; 2]>,
-    params: SmallVec<[[u8; 8]; 4]>,
+    params: &'a [u64],
     row: u64,
     /// The processor has the vectors of the wide loops.
     wide: bool,
@@ -73,6 +73,7 @@ thread_local! {
 /// The contract of [`Backend::submit`](crate::Backend::submit) for this dispatch.
 pub(super) unsafe fn run(program: &Program, dispatch: &Dispatch) {
     let kernel = &program.kernel;
+    let bytes: u64 = dispatch.inputs.iter().chain(&dispatch.outputs).map(|b| b.len).sum();
     let overlaps = |binding| dispatch.outputs.iter().any(|output| output.overlaps(binding));
     let shared = Shared {
         program,
@@ -96,11 +97,10 @@ pub(super) unsafe fn run(program: &Program, dispatch: &Dispatch) {
                 size: kernel.output_dtype(index).size(),
             })
             .collect(),
-        params: dispatch.params.iter().map(|bits| bits.to_le_bytes()).collect(),
+        params: &dispatch.params,
         row: if program.folds.is_empty() { dispatch.len } else { dispatch.row },
         wide: ops::wide_vectors(),
     };
-    let bytes: u64 = dispatch.inputs.iter().chain(&dispatch.outputs).map(|b| b.len).sum();
     let rows = if shared.row == 0 { 0 } else { dispatch.len / shared.row };
     let shared = Sendable(shared);
     if shared.0.row > PIECE || program.folds.is_empty() {
@@ -184,41 +184,12 @@ fn store(shared: &Shared<'_>, output: usize, row: u64, value: Accumulator) {
 /// whose folds are returned.
 fn run_task(shared: &Shared<'_>, start: u64, end: u64) -> Partial {
     REGISTERS.with_borrow_mut(|registers| {
-        let count = shared.program.registers + shared.inputs.len() + shared.params.len();
+        let count = shared.program.registers + shared.inputs.len();
         while registers.len() < count {
             registers.push(vec![0; CHUNK].into_boxed_slice());
         }
-        spread(shared, registers, ((end - start) as usize).min(ops::TURN));
         run_chunks(shared, registers, start, end)
     })
-}
-
-/// What is the same at every place, parameters and inputs of one element, once for the task, as
-/// the short rows that the loops read again and again.
-fn spread(shared: &Shared<'_>, registers: &mut [Box<[u64]>], count: usize) {
-    let program = shared.program;
-    for (index, input) in shared.inputs.iter().enumerate().filter(|(_, input)| input.len == 1) {
-        // SAFETY: the input's one element is readable (contract of `submit`, 1).
-        let value = unsafe { std::slice::from_raw_parts(input.address, input.size) };
-        fill(&mut registers[program.registers + index], value, count);
-    }
-    for (index, (bits, dtype)) in shared.params.iter().zip(&program.kernel.params).enumerate() {
-        let value = &bits[..dtype.size()];
-        fill(&mut registers[program.registers + shared.inputs.len() + index], value, count);
-    }
-}
-
-fn fill(register: &mut [u64], value: &[u8], count: usize) {
-    let bytes: &mut [u8] = cast_slice_mut(register);
-    let bytes = &mut bytes[..count * value.len()];
-    match value {
-        [byte] => bytes.fill(*byte),
-        [_, _, _, _] => {
-            let value: f32 = bytemuck::pod_read_unaligned(value);
-            cast_slice_mut::<u8, f32>(bytes).fill(value);
-        }
-        value => bytes.chunks_exact_mut(value.len()).for_each(|out| out.copy_from_slice(value)),
-    }
 }
 
 fn run_chunks(
@@ -232,7 +203,9 @@ fn run_chunks(
     while place < end {
         let count = ((end - place) as usize).min(CHUNK);
         load(shared, registers, place, count);
-        for step in &shared.program.steps {
+        let next = (place + count as u64, ((end - place) as usize - count).min(CHUNK));
+        for (index, step) in shared.program.steps.iter().enumerate() {
+            prefetch::part(shared, next, index);
             run_step(shared, registers, step, (place, count));
         }
         if !shared.program.folds.is_empty() {
@@ -241,6 +214,51 @@ fn run_chunks(
         place += count as u64;
     }
     sums
+}
+
+/// Fetching the next chunk's memory while this one is computed.
+///
+/// The one idea: steps that work in the first-level cache leave the memory bus idle, and the
+/// processor's own prefetcher stops at the end of a chunk. Each step therefore asks for its share
+/// of the lines of the next chunk, those of the outputs for writing.
+mod prefetch {
+    use super::{Shared, in_place};
+
+    #[cfg(target_arch = "x86_64")]
+    const LINE: usize = 64;
+
+    /// The share of step `index`.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn part(shared: &Shared<'_>, (place, count): (u64, usize), index: usize) {
+        use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T0, _mm_prefetch};
+        let steps = shared.program.steps.len();
+        let share = |bytes: usize| {
+            let lines = bytes.div_ceil(LINE).div_ceil(steps);
+            (index * lines * LINE..((index + 1) * lines * LINE).min(bytes)).step_by(LINE)
+        };
+        for (slot, input) in shared.inputs.iter().enumerate() {
+            if count > 0 && shared.program.uses_input[slot] && in_place(input, place, count) {
+                let start = input.address.wrapping_add((place % input.len) as usize * input.size);
+                for offset in share(count * input.size) {
+                    // SAFETY: a prefetch reads nothing and faults at no address.
+                    unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(offset).cast()) };
+                }
+            }
+        }
+        if !shared.program.folds.is_empty() {
+            return;
+        }
+        for output in &shared.outputs {
+            let start = output.address.wrapping_add(place as usize * output.size);
+            for offset in share(count * output.size) {
+                // SAFETY: as above.
+                unsafe { _mm_prefetch::<_MM_HINT_ET0>(start.wrapping_add(offset).cast()) };
+            }
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(super) fn part(_shared: &Shared<'_>, _next: (u64, usize), _index: usize) {}
 }
 
 fn fresh(shared: &Shared<'_>) -> Partial {
@@ -289,7 +307,7 @@ fn fold(
 fn load(shared: &Shared<'_>, registers: &mut [Box<[u64]>], place: u64, count: usize) {
     for (index, input) in shared.inputs.iter().enumerate() {
         let used = shared.program.uses_input[index];
-        if !used || input.len == 1 || in_place(input, place, count) {
+        if !used || in_place(input, place, count) {
             continue;
         }
         let register = &mut registers[shared.program.registers + index];
@@ -312,29 +330,28 @@ fn load(shared: &Shared<'_>, registers: &mut [Box<[u64]>], place: u64, count: us
 }
 
 fn in_place(input: &Input, place: u64, count: usize) -> bool {
-    input.len > 1 && !input.aliased && place % input.len + count as u64 <= input.len
+    let whole = input.len == 1 || place % input.len + count as u64 <= input.len;
+    whole && !input.aliased
 }
 
 /// An operand's `count` values of `size` bytes for the chunk; of what is the same at every place
-/// at most a turn of the loops.
+/// one.
 fn operand<'a>(
     shared: &'a Shared<'_>,
     registers: &'a [Box<[u64]>],
     source: Source,
     (place, count, size): (u64, usize, usize),
 ) -> &'a [u8] {
-    let (own, inputs) = (shared.program.registers, shared.inputs.len());
-    let mut count = count;
     let register = match source {
         Source::Register(index) => index,
-        Source::Param(index) => {
-            count = count.min(ops::TURN);
-            own + inputs + index
-        }
+        // The low bytes of the bits, which come first (`Cpu` is for little-endian machines).
+        Source::Param(index) => return &cast_slice(&shared.params[index..=index])[..size],
         Source::Input(index) => {
             let input = &shared.inputs[index];
             if in_place(input, place, count) {
-                let at = (place % input.len) as usize;
+                let one = input.len == 1;
+                let (at, count) =
+                    if one { (0, 1) } else { ((place % input.len) as usize, count) };
                 // SAFETY: the places lie within the input, whose memory is readable and not
                 // written meanwhile (contract of `submit`, 1 and 2; outputs that overlap are
                 // copied).
@@ -345,10 +362,7 @@ fn operand<'a>(
                     )
                 };
             }
-            if input.len == 1 {
-                count = count.min(ops::TURN);
-            }
-            own + index
+            shared.program.registers + index
         }
     };
     let bytes: &[u8] = cast_slice(&registers[register]);
@@ -401,7 +415,7 @@ fn compute(
             }
         }
         Action::Random { key, stream } => {
-            let key = u64::from_le_bytes(shared.params[key]);
+            let key = shared.params[key];
             philox::fill(cast_slice_mut(out), place, key, stream);
         }
         Action::Unary(op, a) => ops::unary(wide, op, dtype, values(a, size), out),
