@@ -226,7 +226,6 @@ pub(crate) fn run_map<O: MapOutput<M>, M: Mode>(
     label: &'static str,
     work: impl FnOnce() -> O,
 ) -> Result<O::Arrays> {
-    inputs.check_alive()?;
     let ((), built) = build(|| work().declare());
     let (built, queue) = (built?, queue::current(inputs.device)?);
     let dims = inputs.dims.clone();
@@ -236,6 +235,8 @@ pub(crate) fn run_map<O: MapOutput<M>, M: Mode>(
     if inputs.len() > 0 {
         let bound = outputs.bound;
         inputs.dispatch(queue, (built, label), &bound, 0)?;
+    } else {
+        inputs.check_alive()?;
     }
     Ok(arrays)
 }
@@ -286,7 +287,6 @@ fn run_fold<O: FoldOutput<M>, M: Mode>(
     whole: bool,
     work: impl FnOnce() -> O,
 ) -> Result<O::Arrays> {
-    inputs.check_alive()?;
     let ((), built) = build(|| work().declare());
     let (built, queue) = (built?, queue::current(inputs.device)?);
     let (dims, row) = match inputs.dims.split_last() {
@@ -309,6 +309,8 @@ fn run_fold<O: FoldOutput<M>, M: Mode>(
     if dims.iter().product::<usize>() > 0 {
         let bound = outputs.bound;
         inputs.dispatch(queue, (built, "reduce"), &bound, row as u64)?;
+    } else {
+        inputs.check_alive()?;
     }
     Ok(arrays)
 }

@@ -1,10 +1,12 @@
 //! Devices: what arrays live on.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
+use rustc_hash::FxHashMap;
 
 use aquifer_backend::ir::Kernel;
 use aquifer_backend::{Absent, Backend, Cpu, Dtype, Pipeline, absent};
@@ -35,7 +37,7 @@ pub(crate) struct DeviceInner {
     pub(crate) id: u64,
     pool: Mutex<Pool>,
     recorder: Mutex<Recorder>,
-    pipelines: Mutex<HashMap<Kernel, Pipeline>>,
+    pipelines: Mutex<FxHashMap<Kernel, Pipeline>>,
     storage: Storage,
     poison: bool,
     random: AtomicU64,
@@ -384,11 +386,11 @@ impl Device {
     }
 
     pub(crate) fn pool(&self) -> MutexGuard<'_, Pool> {
-        self.0.pool.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.pool.lock()
     }
 
     pub(crate) fn recorder(&self) -> MutexGuard<'_, Recorder> {
-        self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.recorder.lock()
     }
 
     /// Refuses element types that the device lacks (rule E.5).
@@ -401,7 +403,7 @@ impl Device {
 
     pub(crate) fn pipeline(&self, kernel: &Kernel) -> Result<Pipeline> {
         let cached = {
-            let pipelines = self.0.pipelines.lock().unwrap_or_else(PoisonError::into_inner);
+            let pipelines = self.0.pipelines.lock();
             pipelines.get(kernel).cloned()
         };
         if let Some(pipeline) = cached {
@@ -414,7 +416,7 @@ impl Device {
             .compile(kernel)
             .map_err(|error| Error::message(ErrorKind::Kernel, error.reason))?;
         self.0.compiled.fetch_add(1, Ordering::Relaxed);
-        let mut pipelines = self.0.pipelines.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pipelines = self.0.pipelines.lock();
         Ok(pipelines.entry(kernel.clone()).or_insert(pipeline).clone())
     }
 
@@ -537,9 +539,9 @@ impl Device {
     }
 
     pub(crate) fn wait_stamps(&self, stamps: &Stamps, limit: Option<Duration>) -> Result<()> {
-        let start = Instant::now();
+        let start = limit.map(|limit| (limit, Instant::now()));
         for stamp in stamps.iter() {
-            let left = limit.map(|limit| limit.saturating_sub(start.elapsed()));
+            let left = start.map(|(limit, start)| limit.saturating_sub(start.elapsed()));
             self.wait_ticket(stamp.queue, stamp.ticket, left)?;
         }
         Ok(())
@@ -590,13 +592,13 @@ impl fmt::Display for Device {
 impl Drop for DeviceInner {
     /// Closes the device: what is free goes back; what is still live is reported (rule J.2).
     fn drop(&mut self) {
-        let recorder = self.recorder.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let recorder = self.recorder.get_mut();
         for queue in recorder.queues() {
             // Every array is gone, so nobody can see what is still recorded: it is dropped.
             let _ = self.backend.wait(queue, self.backend.submitted(queue), None);
             self.backend.close_queue(queue);
         }
-        let pool = self.pool.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let pool = self.pool.get_mut();
         let left = pool.close(&*self.backend);
         if left > 0 {
             eprintln!("aquifer: {left} bytes are still allocated at the close of a device");

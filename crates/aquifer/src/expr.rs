@@ -5,12 +5,12 @@
 //! whose constants are parameters, so the same closure is compiled once.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::ops;
 
 use aquifer_backend::ir::{Binary, Fold, Kernel, Node, NodeId, Op, Output, Unary};
 use aquifer_backend::{Dtype, Element};
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -51,7 +51,7 @@ struct Tape {
     kernel: Kernel,
     params: SmallVec<[u64; 4]>,
     /// Nodes by what they are, once there are too many to look through.
-    known: HashMap<Node, NodeId>,
+    known: FxHashMap<Node, NodeId>,
     random: u8,
     broken: Option<&'static str>,
 }

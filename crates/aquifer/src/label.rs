@@ -1,6 +1,6 @@
 //! Labels: who allocates (rule D.4).
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -11,6 +11,8 @@ use crate::device::Device;
 thread_local! {
     /// Labels in force on this thread, the innermost last, with the device each is for.
     static LABELS: RefCell<Vec<(u64, LabelId)>> = const { RefCell::new(Vec::new()) };
+    /// How many there are: nearly always none, and then nothing else is looked at.
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 
 /// While it lives, what this thread allocates on the device is counted under its name. It stays
@@ -28,6 +30,7 @@ impl Label {
         let id = device.pool().label(parent, name);
         let depth = LABELS.with_borrow_mut(|labels| {
             labels.push((device.0.id, id));
+            DEPTH.set(labels.len());
             labels.len()
         });
         Self { depth, thread: PhantomData }
@@ -41,6 +44,7 @@ impl Drop for Label {
             let mut labels = labels.borrow_mut();
             let depth = labels.len().min(self.depth - 1);
             labels.truncate(depth);
+            DEPTH.set(depth);
         });
     }
 }
@@ -54,6 +58,9 @@ impl fmt::Debug for Label {
 /// The label in force on this thread for a device.
 #[inline]
 pub(crate) fn current(device: &Device) -> LabelId {
+    if DEPTH.get() == 0 {
+        return LabelId::default();
+    }
     LABELS
         .try_with(|labels| {
             let labels = labels.borrow();

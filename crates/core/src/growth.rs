@@ -43,11 +43,18 @@ pub(crate) struct Claim {
     offset: u64,
     size: u64,
     parts: SmallVec<[Part; 3]>,
+    /// What was cut off a pending node behind the claim: a new node that needs a note.
+    cut_off: Option<(u32, u32, Stamp)>,
 }
 
 impl Claim {
     pub(crate) fn node(&self) -> u32 {
         self.node
+    }
+
+    /// Node, serial and stamp of what was cut off a pending node.
+    pub(crate) fn cut_off(&self) -> Option<(u32, u32, Stamp)> {
+        self.cut_off
     }
 
     /// The ranges that have no memory yet.
@@ -236,7 +243,7 @@ impl Heap {
         while self.node(id).end() <= start {
             id = self.node(id).after;
         }
-        let mut claimed = NONE;
+        let (mut claimed, mut cut_off) = (NONE, None);
         let mut parts = SmallVec::new();
         loop {
             let node = self.node(id);
@@ -245,8 +252,17 @@ impl Heap {
                 from -= from % granule;
                 to = to.next_multiple_of(granule);
             }
+            let (stamp, whole_end) = (node.stamp, node.end());
             self.detach(id);
             let cut = self.cut_out(id, from, to - from);
+            if let Some(stamp) = stamp
+                && to < whole_end
+            {
+                let rest = self.node(cut).after;
+                self.detach(rest);
+                let age = self.node(rest).age;
+                cut_off = Some((rest, self.pend(rest, &stamp.into(), age), stamp));
+            }
             let node = self.node_mut(cut);
             parts.push(Part {
                 offset: from,
@@ -267,7 +283,7 @@ impl Heap {
             }
             id = after;
         }
-        Claim { node: claimed, offset: start, size, parts }
+        Claim { node: claimed, offset: start, size, parts, cut_off }
     }
 
     /// The claim is backed by memory: what it has too much becomes idle.

@@ -188,12 +188,14 @@ impl Heap {
     }
 
     /// Bytes of a free node that could be given back without its neighbours.
+    #[inline]
     pub(crate) fn returnable_of(&self, id: u32) -> u64 {
         let node = self.node(id);
         match self.granule {
+            // Granules are powers of two; a division here would be a third of a free's time.
             Some(granule) => {
-                let start = node.offset.next_multiple_of(granule);
-                (node.end() - node.end() % granule).saturating_sub(start)
+                let start = (node.offset + (granule - 1)) & !(granule - 1);
+                (node.end() & !(granule - 1)).saturating_sub(start)
             }
             None if node.before == NONE && node.after == NONE => node.size,
             None => 0,

@@ -122,20 +122,27 @@ impl Pool {
     /// be given back; it goes when that work is done.
     #[inline]
     pub(crate) fn trim<M: Memory + ?Sized>(&mut self, device: &M) {
-        let cache = self.cache();
-        if cache > self.limits.cache {
-            self.evict(device, cache - self.limits.cache);
+        while let Some(excess) = self.cache().checked_sub(self.limits.cache)
+            && excess > 0
+        {
+            // Again, since what is given up may complete a granule that was only partly free.
+            if !self.evict(device, excess) {
+                return;
+            }
         }
     }
 
-    /// Gives back at least `bytes` of the oldest idle memory, or all there is.
+    /// Gives back at least `bytes` of the oldest idle memory; whether there was so much.
     #[cold]
-    pub(crate) fn evict<M: Memory + ?Sized>(&mut self, device: &M, bytes: u64) {
+    pub(crate) fn evict<M: Memory + ?Sized>(&mut self, device: &M, bytes: u64) -> bool {
         let before = self.ledger.reserved;
         loop {
             let gone = before - self.ledger.reserved;
-            if gone >= bytes || !self.evict_one(device, bytes - gone) {
-                return;
+            if gone >= bytes {
+                return true;
+            }
+            if !self.evict_one(device, bytes - gone) {
+                return false;
             }
         }
     }
@@ -276,7 +283,12 @@ impl Pool {
             .filter(|&(id, serial)| heap.is_pending(id, serial))
             .map(|(id, _)| id)
             .collect();
-        heap.claim(queue, size, seeds.into_iter())
+        let claim = heap.claim(queue, size, seeds.into_iter())?;
+        if let Some((id, serial, stamp)) = claim.cut_off() {
+            let target = Target::Node { id, serial };
+            self.pending.add(Note { target, mode, stamps: stamp.into() });
+        }
+        Some(claim)
     }
 
     fn grow_block<M: Memory + ?Sized>(
@@ -396,6 +408,18 @@ impl Pool {
         self.ledger.active
     }
 
+    fn noted_bytes(&self, note: &Note) -> u64 {
+        let arena = &self.arenas[note.mode];
+        match note.target {
+            Target::Node { id, serial } if arena.heap.is_pending(id, serial) => {
+                arena.heap.node(id).size
+            }
+            Target::Slot { slab, .. } => arena.slabs.slot_size(slab),
+            Target::Block { size, age } if arena.blocks.is_pending(size, age) => size,
+            Target::Node { .. } | Target::Block { .. } | Target::Dead => 0,
+        }
+    }
+
     /// Panics unless every invariant holds: heaps, slabs, ledger, and the sums between them.
     /// Linear in what is held; for tests.
     pub fn check(&self) {
@@ -416,6 +440,8 @@ impl Pool {
         assert!(self.wired <= self.limits.wired && self.wired_mapped <= self.wired);
         assert!(self.reuse == Reuse::Blocks || wired + self.wired_mapped == self.wired);
         assert!(stats.pending <= stats.cache + stats.slack);
+        let noted = self.pending.notes().map(|note| self.noted_bytes(note)).sum::<u64>();
+        assert_eq!(noted, stats.pending, "every pending range has its note");
         assert!(self.high_water >= self.ledger.active);
     }
 }

@@ -43,6 +43,11 @@ impl Pending {
         self.count == 0
     }
 
+    /// All notes, also those that are out of date.
+    pub(crate) fn notes(&self) -> impl Iterator<Item = &Note> {
+        self.queues.iter().flatten()
+    }
+
     /// Adds a note under the first of its stamps.
     pub(crate) fn add(&mut self, note: Note) {
         let Some(first) = note.stamps.first() else { return };

@@ -533,7 +533,12 @@ impl Pool {
         };
         let found = match found {
             Some(found) => found,
-            None => self.grow(device, request.mode, queue, size)?,
+            None => {
+                let grown = self.grow(device, request.mode, queue, size);
+                // Growth leaves parts of granules behind, which may complete free ones.
+                self.trim(device);
+                grown?
+            }
         };
         self.wire_node(device, mode, found.0);
         Ok(found)
@@ -542,10 +547,21 @@ impl Pool {
     /// Gives an allocation back. `stamps` is the work that still uses it: the memory is free at
     /// once for the same queue, and for everyone when that work is done (rule B.5).
     #[inline]
-    pub fn free<M: Memory + ?Sized>(&mut self, device: &M, allocation: Allocation, stamps: Stamps) {
-        let Allocation { place, mode, block, size, asked, label, .. } = allocation;
+    pub fn free<M: Memory + ?Sized>(
+        &mut self,
+        device: &M,
+        allocation: Allocation,
+        mut stamps: Stamps,
+    ) {
+        let Allocation { place, mode, block, size, asked, label, inherited, .. } = allocation;
         if matches!(place, Place::Empty) {
             return;
+        }
+        // Work of an earlier owner counts too, whether or not the caller still knows of it.
+        if let Some(stamp) = inherited
+            && device.reached(stamp.queue) < stamp.ticket
+        {
+            stamps.add(stamp);
         }
         self.ledger.freed(label, size, asked);
         let (mode, age) = (mode.index(), self.tick());

@@ -233,6 +233,9 @@ impl Queue {
         }
         if timeout.is_none() {
             self.help(ticket, timelines);
+            if self.reached() >= ticket {
+                return Ok(());
+            }
         }
         let start = Instant::now();
         let spin = timeout.map_or(SPIN, |limit| limit.min(SPIN));
