@@ -212,8 +212,14 @@ impl Buffer {
         limit: Option<Duration>,
     ) -> Result<u64> {
         self.check_access(access)?;
+        let backend = &self.device.0.backend;
+        if !self.tracker.is_idle() {
+            // Work that is done already has failed all the same: whoever sees its result is told.
+            for stamp in self.tracker.conflicts(range, access).iter() {
+                self.device.check_failure(stamp.queue)?;
+            }
+        }
         loop {
-            let backend = &self.device.0.backend;
             match self.tracker.borrow(range, access, |queue| backend.reached(queue)) {
                 Ok(id) => return Ok(id),
                 Err(BorrowError::Pending(stamps)) => {

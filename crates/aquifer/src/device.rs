@@ -532,7 +532,12 @@ impl Device {
             }
             backend.wait(queue, ticket, limit)?;
         }
-        match backend.take_failure(queue) {
+        self.check_failure(queue)
+    }
+
+    /// Takes the next failure of work on a queue.
+    pub(crate) fn check_failure(&self, queue: QueueId) -> Result<()> {
+        match self.0.backend.take_failure(queue) {
             Some(failure) => Err(Error::new(Inner::Work(failure))),
             None => Ok(()),
         }

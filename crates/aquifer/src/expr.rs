@@ -15,8 +15,8 @@ use smallvec::SmallVec;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Inputs and parameters that a kernel may have.
-const MOST_SLOTS: usize = 200;
+/// Constants that an expression may have.
+const MOST_CONSTANTS: usize = 1000;
 
 /// A value of a kernel for each element: built by operators inside the closure of `map`, `zip`,
 /// `reduce` and the like. It is `Copy` and means nothing outside that closure.
@@ -78,14 +78,14 @@ impl Tape {
         })
     }
 
-    fn param(&mut self, dtype: Dtype, bits: u64) -> u8 {
-        if self.params.len() >= MOST_SLOTS {
-            self.broken = Some("the expression has more than 200 constants");
+    fn param(&mut self, dtype: Dtype, bits: u64) -> u16 {
+        if self.params.len() >= MOST_CONSTANTS {
+            self.broken = Some("the expression has more than 1,000 constants");
             return 0;
         }
         self.params.push(bits);
         self.kernel.params.push(dtype);
-        (self.params.len() - 1) as u8
+        (self.params.len() - 1) as u16
     }
 }
 

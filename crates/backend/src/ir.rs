@@ -78,14 +78,14 @@ pub enum Op {
     /// The element of an input at this place; a shorter input repeats.
     Input(u8),
     /// The value of a parameter.
-    Param(u8),
+    Param(u16),
     /// The place itself, as u64.
     Index,
     /// Random bits of the place, as u32 (Philox 4x32-10): the key is a u64 parameter, `stream`
     /// tells draws of one kernel apart.
     Random {
         /// Parameter that holds the key.
-        key: u8,
+        key: u16,
         /// Which draw.
         stream: u8,
     },

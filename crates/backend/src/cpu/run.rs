@@ -183,13 +183,16 @@ fn store(shared: &Shared<'_>, output: usize, row: u64, value: Accumulator) {
 /// Runs the places `[start, end)`: whole rows whose folds are stored, or a piece of one row
 /// whose folds are returned.
 fn run_task(shared: &Shared<'_>, start: u64, end: u64) -> Partial {
-    REGISTERS.with_borrow_mut(|registers| {
+    let run = |registers: &mut Vec<Box<[u64]>>| {
         let count = shared.program.registers + shared.inputs.len();
         while registers.len() < count {
             registers.push(vec![0; CHUNK].into_boxed_slice());
         }
         run_chunks(shared, registers, start, end)
-    })
+    };
+    // A thread that ends submits what it has recorded, when its registers may be gone already.
+    let kept = REGISTERS.try_with(|registers| run(&mut registers.borrow_mut()));
+    kept.unwrap_or_else(|_| run(&mut Vec::new()))
 }
 
 fn run_chunks(

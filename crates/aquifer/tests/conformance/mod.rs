@@ -1,0 +1,73 @@
+//! What every back end must do: one list of functions over a device.
+//!
+//! A back end's test file calls [`conformance!`] with a way to open its device. Each case gets a
+//! fresh device and must leave nothing behind.
+
+#![allow(unreachable_pub, clippy::unwrap_used)]
+
+pub mod access;
+pub mod arrays;
+pub mod errors;
+pub mod memory;
+pub mod numbers;
+pub mod order;
+
+use aquifer::prelude::*;
+
+/// Runs a case on a fresh device and checks that nothing is left (rule J.2).
+pub fn run(device: Device, case: fn(&Device) -> Result<()>) {
+    case(&device).unwrap();
+    device.synchronize().unwrap();
+    let stats = device.memory();
+    let left = (stats.active, stats.mapped, stats.wrapped, stats.allocations);
+    assert_eq!(left, (0, 0, 0, 0), "something is left behind: {stats:?}");
+    device.clear_cache();
+    assert_eq!(device.memory().reserved, 0, "memory is held at the end");
+}
+
+/// One test for each case of the list.
+#[macro_export]
+macro_rules! conformance {
+    ($open:expr; $($module:ident: $($case:ident)*;)*) => {
+        $(mod $module {
+            $(#[test]
+            fn $case() {
+                $crate::conformance::run($open, $crate::conformance::$module::$case);
+            })*
+        })*
+    };
+    ($open:expr) => {
+        $crate::conformance! { $open;
+            access:
+                reads_wait_for_writes_only guards_refuse_what_conflicts elements_are_bounds_checked
+                disjoint_views_do_not_wait printing_shows_both_modes waits_end_in_time
+                device_and_cpu_alternate wrapped_memory_is_the_callers wrapped_views_and_offsets
+                scopes_end_with_their_work private_elements_need_permission;
+            arrays:
+                every_type_and_rank_is_filled empty_arrays_are_legal modes_are_kept
+                modes_convert_in_every_pair mixed_modes_give_shared views_share_memory
+                reshape_and_reinterpret_are_checked ranges_copy_and_are_checked
+                copies_overlap_safely large_copies_are_exact two_devices_copy_through_the_host
+                random_numbers_are_reproducible;
+            errors:
+                bad_shapes_are_errors released_arrays_are_freed read_only_is_read_only
+                failing_work_is_reported_once limits_refuse_and_recover kernels_are_checked
+                absurd_sizes_are_errors;
+            memory:
+                figures_follow_the_arrays steady_loops_do_not_allocate labels_count_what_is_theirs
+                measuring_counts_one_allocation freed_in_flight_is_reused_safely
+                many_threads_leave_nothing fresh_memory_is_not_zero_by_luck;
+            numbers:
+                arithmetic_agrees_with_rust functions_are_within_four_ulp integers_wrap_and_divide
+                comparisons_and_select casts_agree_with_rust sixteen_bit_floats_round_once
+                folds_agree_with_a_loop folds_along_the_last_axis shapes_repeat
+                several_outputs_of_one_kernel long_expressions_are_one_kernel
+                results_do_not_depend_on_the_place assignments_in_place_and_overlapping;
+            order:
+                a_chain_has_a_barrier_each independent_work_has_none batches_stay_open_until_full
+                queues_order_by_use two_threads_alternate random_work_equals_sequential
+                views_outlive_parents_in_flight wrapped_memory_lives_to_its_last_command
+                a_device_drops_with_work_in_flight user_kernels_see_ranges;
+        }
+    };
+}

@@ -1,0 +1,33 @@
+//! The CPU device does what every back end must, plainly, with poisoned memory, and with the
+//! founding policy of reuse.
+
+mod conformance;
+
+use aquifer::backend::adaptors::Poisoned;
+use aquifer::backend::Cpu;
+use aquifer::prelude::*;
+
+conformance! { aquifer::Device::cpu().unwrap() }
+
+/// The same with every new page full of bytes that are no one's data.
+mod poisoned {
+    use super::*;
+
+    fn open() -> Device {
+        let backend = Poisoned::new(Cpu::open());
+        Device::builder().backend(backend).poison_new_memory().open().unwrap()
+    }
+
+    conformance! { super::open() }
+}
+
+/// The same with whole blocks.
+mod blocks {
+    use super::*;
+
+    fn open() -> Device {
+        Device::builder().named("cpu").reuse(Reuse::Blocks).open().unwrap()
+    }
+
+    conformance! { super::open() }
+}
