@@ -37,12 +37,14 @@ fn print(what: &str, value: f64, unit: &str, bound: f64) {
 fn main() -> aquifer::Result<()> {
     let device = Device::cpu()?;
     // Figures by name on the command line; all of them without one.
-    let names: Vec<String> = std::env::args().skip(1).filter(|name| !name.starts_with('-')).collect();
+    let names: Vec<String> =
+        std::env::args().skip(1).filter(|name| !name.starts_with('-')).collect();
     let wanted = |name: &str| names.is_empty() || names.iter().any(|wanted| wanted == name);
     if wanted("pool") {
         pool_pairs();
     }
-    let figures: [(&str, fn(&Device) -> aquifer::Result<()>); 8] = [
+    type Figure = fn(&Device) -> aquifer::Result<()>;
+    let figures: [(&str, Figure); 8] = [
         ("device", array_pairs),
         ("threads", two_threads),
         ("get", elements),
@@ -182,8 +184,12 @@ fn fused_map(device: &Device) -> aquifer::Result<()> {
     }
     assert_eq!(out.read()?[..], plain[..]);
     let (ours, theirs) = (median(ours), median(theirs));
-    println!("  6 operations over 64 Mi f32: {:.1} ms, by hand {:.1} ms, into a new array {:.1} ms",
-        ours * 1e3, theirs * 1e3, median(fresh) * 1e3);
+    println!(
+        "  6 operations over 64 Mi f32: {:.1} ms, by hand {:.1} ms, into a new array {:.1} ms",
+        ours * 1e3,
+        theirs * 1e3,
+        median(fresh) * 1e3
+    );
     print("fused map / the loop by hand", ours / theirs, "x", 1.3);
     Ok(())
 }
@@ -215,7 +221,8 @@ fn unrelated_read(device: &Device) -> aquifer::Result<()> {
 /// Open a 1 GiB checkpoint, and open and sum it, against memmap2 and a plain parallel loop.
 fn checkpoint(device: &Device) -> aquifer::Result<()> {
     const LEN: usize = 256 << 20;
-    let path = std::env::temp_dir().join(format!("aquifer-bench-{}.safetensors", std::process::id()));
+    let path =
+        std::env::temp_dir().join(format!("aquifer-bench-{}.safetensors", std::process::id()));
     write_checkpoint(&path, LEN).expect("room for 1 GiB in the folder for temporary files");
     let (mut opens, mut ours, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..7 {
@@ -233,13 +240,18 @@ fn checkpoint(device: &Device) -> aquifer::Result<()> {
     let _ = std::fs::remove_file(&path);
     print("open a 1 GiB checkpoint", median(opens), "ms", 5.0);
     let (ours, theirs) = (median(ours), median(theirs));
-    println!("  open and sum 1 GiB: {:.1} ms, memmap2 and a loop {:.1} ms", ours * 1e3, theirs * 1e3);
+    println!(
+        "  open and sum 1 GiB: {:.1} ms, memmap2 and a loop {:.1} ms",
+        ours * 1e3,
+        theirs * 1e3
+    );
     print("open and sum / memmap2 and a loop", ours / theirs, "x", 1.3);
     Ok(())
 }
 
 fn write_checkpoint(path: &std::path::Path, len: usize) -> std::io::Result<()> {
-    let header = format!(r#"{{"w":{{"dtype":"F32","shape":[{len}],"data_offsets":[0,{}]}}}}"#, len * 4);
+    let header =
+        format!(r#"{{"w":{{"dtype":"F32","shape":[{len}],"data_offsets":[0,{}]}}}}"#, len * 4);
     let header = format!("{header:<width$}", width = header.len().next_multiple_of(8));
     let mut out = std::io::BufWriter::with_capacity(1 << 20, File::create(path)?);
     out.write_all(&(header.len() as u64).to_le_bytes())?;

@@ -250,7 +250,7 @@ impl<T: Element, M: Mode> Array<T, M> {
         }
         let last = dims.len() - 1;
         let bytes = dims[last] * size_of::<T>();
-        if bytes % size_of::<U>() != 0 {
+        if !bytes.is_multiple_of(size_of::<U>()) {
             return wrong(
                 ErrorKind::Shape,
                 format!(
@@ -262,7 +262,7 @@ impl<T: Element, M: Mode> Array<T, M> {
             );
         }
         let place = self.buffer().address() + self.offset;
-        if place % align_of::<U>() as u64 != 0 && self.len > 0 {
+        if !place.is_multiple_of(align_of::<U>() as u64) && self.len > 0 {
             return wrong(
                 ErrorKind::Dtype,
                 format!(

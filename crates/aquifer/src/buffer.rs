@@ -45,7 +45,11 @@ pub(crate) enum Hold {
     Nothing,
     Pool(Allocation),
     /// Memory that exists, named as a block; the owner keeps it valid.
-    Import { block: Block, owner: Box<dyn Any + Send>, size: u64 },
+    Import {
+        block: Block,
+        owner: Box<dyn Any + Send>,
+        size: u64,
+    },
     /// A part of a mapped file.
     Mapped(Arc<dyn Any + Send + Sync>),
 }
@@ -322,7 +326,8 @@ impl Drop for Buffer {
         // A release has done this already.
         let stamps = self.tracker.stamps();
         let empty = Hold::Nothing;
-        let hold = std::mem::replace(self.hold.get_mut().unwrap_or_else(PoisonError::into_inner), empty);
+        let hold =
+            std::mem::replace(self.hold.get_mut().unwrap_or_else(PoisonError::into_inner), empty);
         if matches!(hold, Hold::Nothing) {
             return;
         }

@@ -105,7 +105,8 @@ impl Checkpoint {
         let entries = parse(&map).map_err(|fault| bad(fault.tensor, fault.reason))?;
         let size = mapping_size(len, device.caps().system_page)
             .ok_or_else(|| bad(None, format!("{len} bytes overflow the address range")))?;
-        let mut mapping = Mapping { device: device.clone(), map, file, path, block: None, counted: None };
+        let mut mapping =
+            Mapping { device: device.clone(), map, file, path, block: None, counted: None };
         let address = mapping.map.as_ptr().cast_mut();
         // SAFETY: the map stays until the mapping is dropped, which forgets the block first; it is
         // only ever bound as an input, since its buffers are read-only.
@@ -142,14 +143,18 @@ impl Checkpoint {
     pub fn tensor(&self, name: &str) -> Result<Tensor<'_>> {
         let found = self.entries.iter().find(|entry| entry.name == name);
         found.map(|entry| Tensor { checkpoint: self, entry }).ok_or_else(|| {
-            let common = |other: &str| {
-                name.chars().zip(other.chars()).take_while(|(a, b)| a == b).count()
-            };
+            let common =
+                |other: &str| name.chars().zip(other.chars()).take_while(|(a, b)| a == b).count();
             let near = self.entries.iter().max_by_key(|entry| common(&entry.name));
-            let hint = near.map_or_else(String::new, |near| format!("; the nearest is '{}'", near.name));
+            let hint =
+                near.map_or_else(String::new, |near| format!("; the nearest is '{}'", near.name));
             Error::message(
                 ErrorKind::Name,
-                format!("{}: no tensor '{name}' among {}{hint}", self.path().display(), self.entries.len()),
+                format!(
+                    "{}: no tensor '{name}' among {}{hint}",
+                    self.path().display(),
+                    self.entries.len()
+                ),
             )
         })
     }
@@ -208,7 +213,7 @@ impl<'a> Tensor<'a> {
     /// Where an array of it has its memory.
     pub fn origin(&self) -> Origin {
         let align = self.entry.dtype.size() as u64;
-        if self.entry.offset % align == 0 || self.is_empty() {
+        if self.entry.offset.is_multiple_of(align) || self.is_empty() {
             return Origin::Mapped;
         }
         Origin::Copied(format!(
@@ -239,11 +244,15 @@ impl<'a> Tensor<'a> {
         }
         let device = &mapping.device;
         device.check_dtype(T::DTYPE)?;
-        let now = mapping.file.metadata().map_err(|source| {
-            Error::new(Inner::Io { path: mapping.path.clone(), source })
-        })?;
+        let now = mapping
+            .file
+            .metadata()
+            .map_err(|source| Error::new(Inner::Io { path: mapping.path.clone(), source }))?;
         if now.len() < entry.offset + entry.size {
-            return Err(wrong(format!("the file has become shorter: {} bytes are left", now.len())));
+            return Err(wrong(format!(
+                "the file has become shorter: {} bytes are left",
+                now.len()
+            )));
         }
         let dims = entry.shape.dims();
         let bytes = &mapping.map[entry.offset as usize..(entry.offset + entry.size) as usize];

@@ -229,8 +229,7 @@ pub(crate) fn run_map<O: MapOutput<M>, M: Mode>(
     let ((), built) = build(|| work().declare());
     let (built, queue) = (built?, queue::current(inputs.device)?);
     let dims = inputs.dims.clone();
-    let mut outputs =
-        Outputs { device: inputs.device, dims: &dims, queue, bound: SmallVec::new() };
+    let mut outputs = Outputs { device: inputs.device, dims: &dims, queue, bound: SmallVec::new() };
     let arrays = O::make(&mut outputs, mode)?;
     if inputs.len() > 0 {
         let bound = outputs.bound;
@@ -260,8 +259,7 @@ pub(crate) fn run_into<T: Element, M: Mode>(
     let out = Bound::of(target);
     for bound in &mut inputs.bound {
         let exact = bound.range == out.range && bound.binding.dtype.size() == size_of::<T>();
-        let overlaps =
-            Arc::ptr_eq(&bound.buffer, &out.buffer) && bound.range.overlaps(out.range);
+        let overlaps = Arc::ptr_eq(&bound.buffer, &out.buffer) && bound.range.overlaps(out.range);
         if overlaps && !exact {
             *bound = copied(inputs.device, queue, bound)?;
         }
@@ -303,8 +301,7 @@ fn run_fold<O: FoldOutput<M>, M: Mode>(
             format!("no elements in shape {:?}: there is no least or greatest", &inputs.dims[..]),
         ));
     }
-    let mut outputs =
-        Outputs { device: inputs.device, dims: &dims, queue, bound: SmallVec::new() };
+    let mut outputs = Outputs { device: inputs.device, dims: &dims, queue, bound: SmallVec::new() };
     let arrays = O::make(&mut outputs, mode)?;
     if dims.iter().product::<usize>() > 0 {
         let bound = outputs.bound;

@@ -308,7 +308,11 @@ impl<T: Element, M: Mode> Array<T, M> {
         if self.len() != 1 {
             return Err(Error::message(
                 ErrorKind::Shape,
-                format!("item() needs one element, but the array {:?} has {}", self.shape(), self.len()),
+                format!(
+                    "item() needs one element, but the array {:?} has {}",
+                    self.shape(),
+                    self.len()
+                ),
             ));
         }
         let mut element = [T::default()];

@@ -184,7 +184,9 @@ impl<T: Element> Expr<T> {
             if self.tape == tape.number {
                 return self.id;
             }
-            tape.broken = Some("an expression of another closure is used: expressions mean nothing outside the closure that makes them");
+            tape.broken = Some(
+                "an expression of another closure is used: expressions mean nothing outside the closure that makes them",
+            );
             0
         })
     }

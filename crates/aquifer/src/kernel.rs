@@ -26,7 +26,7 @@ impl KernelSource {
     /// A kernel that runs on the CPU: the closure is called for ranges of the grid, side by side.
     #[must_use]
     pub fn cpu(
-        closure: impl Fn(&mut HostArgs<'_>) -> std::result::Result<(), String> + Send + Sync + 'static,
+        closure: impl Fn(&mut HostArgs<'_>) -> Result<(), String> + Send + Sync + 'static,
     ) -> Self {
         Self { name: None, cpu: Some(Arc::new(closure)) }
     }
@@ -56,7 +56,12 @@ pub struct Kernel {
 pub struct Arg<'a>(ArgKind<'a>);
 
 enum ArgKind<'a> {
-    Array { buffer: &'a Arc<Buffer>, binding: Binding, range: aquifer_core::ByteRange, access: Access },
+    Array {
+        buffer: &'a Arc<Buffer>,
+        binding: Binding,
+        range: aquifer_core::ByteRange,
+        access: Access,
+    },
     Scalar(u64),
 }
 

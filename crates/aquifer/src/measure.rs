@@ -123,7 +123,12 @@ impl<R> fmt::Display for Measured<R> {
             write!(f, ", {count} CPU allocation{}: {}", plural(count), format_bytes(bytes))?;
         }
         let count = self.allocations;
-        write!(f, ", {count} device allocation{}: {}", plural(count), format_bytes(self.allocated))?;
+        write!(
+            f,
+            ", {count} device allocation{}: {}",
+            plural(count),
+            format_bytes(self.allocated)
+        )?;
         let share = self.managing.as_secs_f64() / self.elapsed.as_secs_f64().max(1e-9);
         write!(f, ", {:.2} % managing memory", share * 100.0)
     }

@@ -91,14 +91,16 @@ impl Recorder {
         Ok(true)
     }
 
+    /// Records a command; whether the batch is full. Queues that were submitted on the way are
+    /// added to `kick`.
     fn record(
         &mut self,
         backend: &dyn Backend,
         queue: QueueId,
-        (command, cost): (Command, u64),
-        touches: &[Touch<'_>],
+        (command, touches): (Command, &[Touch<'_>]),
         kick: &mut Vec<QueueId>,
     ) -> Result<bool> {
+        let cost: u64 = touches.iter().map(|touch| touch.range.end - touch.range.start).sum();
         let index = self.index(queue);
         let mut needs = Dependencies::default();
         for touch in touches {
@@ -146,10 +148,8 @@ impl Device {
         touches: &[Touch<'_>],
     ) -> Result<()> {
         let backend = &*self.0.backend;
-        let cost = touches.iter().map(|touch| touch.range.end - touch.range.start).sum();
         let mut kick = Vec::new();
-        let full =
-            self.recorder().record(backend, queue, (command, cost), touches, &mut kick);
+        let full = self.recorder().record(backend, queue, (command, touches), &mut kick);
         for queue in kick {
             backend.kick(queue);
         }
@@ -285,9 +285,7 @@ pub(crate) fn current(device: &Device) -> Result<QueueId> {
     let kept = QUEUES.try_with(|queues| {
         let mut queues = queues.borrow_mut();
         // Queues of devices that are gone leave with the next one that comes.
-        queues.0.retain(|entry| {
-            entry.own.as_ref().is_none_or(|own| own.strong_count() > 0)
-        });
+        queues.0.retain(|entry| entry.own.as_ref().is_none_or(|own| own.strong_count() > 0));
         let own = Some(Arc::downgrade(&device.0));
         queues.0.insert(0, Entry { device: device.0.id, queue, own });
     });

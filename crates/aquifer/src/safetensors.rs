@@ -182,8 +182,10 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Vec<Entry>, Fault> {
     let header = &bytes[8..start as usize];
     let RawHeader(raw) = serde_json::from_slice(header)
         .map_err(|error| fault(format!("the header is not valid: {error}{}", guess(bytes))))?;
-    let entries: Vec<Entry> =
-        raw.into_iter().map(|(name, entry)| check(name, entry, start, total)).collect::<Result<_, _>>()?;
+    let entries: Vec<Entry> = raw
+        .into_iter()
+        .map(|(name, entry)| check(name, entry, start, total))
+        .collect::<Result<_, _>>()?;
     let mut by_place: Vec<&Entry> = entries.iter().filter(|entry| entry.size > 0).collect();
     by_place.sort_by_key(|entry| entry.offset);
     for pair in by_place.windows(2) {

@@ -26,8 +26,20 @@ fn hostile_headers_are_named_errors() {
         (file(&one("F32", "[4294967296,4294967296]", "[0,8]"), 8), "overflows"),
         (file(&one("F32", "[-1]", "[0,8]"), 8), "tensor 't'"),
         (file(&one("F32", "[0,18446744073709551615,2]", "[0,0]"), 8), ""),
-        (file(r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}}"#, 8), "inside tensor 'a'"),
-        (file(r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}"#, 8), "stands twice"),
+        (
+            file(
+                r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}}"#,
+                8,
+            ),
+            "inside tensor 'a'",
+        ),
+        (
+            file(
+                r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}"#,
+                8,
+            ),
+            "stands twice",
+        ),
         (file("[1,2]", 0), "not valid"),
         (file(&"[".repeat(100_000), 0), "not valid"),
         (vec![], "too few"),

@@ -111,8 +111,8 @@ impl Device {
         }
         // SAFETY: the caller's contract.
         let buffer = unsafe { Buffer::import(self, address.cast(), size as u64, owner) };
-        let buffer = buffer
-            .map_err(|(error, _)| Error::message(ErrorKind::Import, reason(&error)))?;
+        let buffer =
+            buffer.map_err(|(error, _)| Error::message(ErrorKind::Import, reason(&error)))?;
         Array::over(buffer, dims, Shared)
     }
 
@@ -142,15 +142,8 @@ impl Device {
     ///
     /// # Errors
     /// Those of `work`; then what failed on the device.
-    pub fn scope<'env, R>(
-        &self,
-        work: impl FnOnce(&Scope<'_, 'env>) -> Result<R>,
-    ) -> Result<R> {
-        let scope = Scope {
-            device: self,
-            buffers: RefCell::default(),
-            env: PhantomData,
-        };
+    pub fn scope<'env, R>(&self, work: impl FnOnce(&Scope<'_, 'env>) -> Result<R>) -> Result<R> {
+        let scope = Scope { device: self, buffers: RefCell::default(), env: PhantomData };
         // Dropping the scope ends it also when `work` panics.
         let result = work(&scope);
         let ended = scope.end();
@@ -168,7 +161,10 @@ fn copy_of<T: Element>(
 ) -> Result<Array<T>> {
     let why = reason(error);
     if !may_copy {
-        return Err(Error::message(ErrorKind::Import, format!("cannot wrap without a copy: {why}")));
+        return Err(Error::message(
+            ErrorKind::Import,
+            format!("cannot wrap without a copy: {why}"),
+        ));
     }
     let size = size_of_val(elements) as u64;
     let buffer = Buffer::allocate(device, size, Storage::Shared, None)?;
@@ -193,8 +189,7 @@ impl<'env> Scope<'_, 'env> {
     pub fn wrap<T: Element>(&self, slice: &'env mut [T]) -> Result<Array<T>> {
         // SAFETY: the slice is borrowed for `'env`, which outlives the scope; the scope ends only
         // when all work and all guards on the buffer have, and releases it for every handle.
-        let array =
-            unsafe { self.device.wrap_raw(slice.as_mut_ptr(), slice.len(), Box::new(()))? };
+        let array = unsafe { self.device.wrap_raw(slice.as_mut_ptr(), slice.len(), Box::new(()))? };
         self.buffers.borrow_mut().push(Arc::clone(array.buffer()));
         Ok(array)
     }

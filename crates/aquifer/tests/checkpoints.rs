@@ -25,15 +25,28 @@ impl Drop for Temporary {
 /// A file with a header padded to `length` modulo 8, and one tensor of each type.
 fn sample(length: usize) -> (Vec<u8>, Vec<u8>) {
     let kinds = [
-        ("BOOL", 1), ("U8", 1), ("I8", 1), ("U16", 2), ("I16", 2), ("U32", 4), ("I32", 4),
-        ("U64", 8), ("I64", 8), ("F16", 2), ("BF16", 2), ("F32", 4), ("F64", 8), ("F8_E4M3", 1),
+        ("BOOL", 1),
+        ("U8", 1),
+        ("I8", 1),
+        ("U16", 2),
+        ("I16", 2),
+        ("U32", 4),
+        ("I32", 4),
+        ("U64", 8),
+        ("I64", 8),
+        ("F16", 2),
+        ("BF16", 2),
+        ("F32", 4),
+        ("F64", 8),
+        ("F8_E4M3", 1),
         ("F8_E5M2", 1),
     ];
     let (mut entries, mut data) = (Vec::new(), Vec::new());
     let mut random = fastrand::Rng::with_seed(9);
     for (name, size) in kinds {
         let start = data.len();
-        let bytes = (0..6 * size).map(|_| if name == "BOOL" { random.u8(0..2) } else { random.u8(..) });
+        let bytes =
+            (0..6 * size).map(|_| if name == "BOOL" { random.u8(0..2) } else { random.u8(..) });
         data.extend(bytes);
         entries.push(format!(
             r#""{name}":{{"dtype":"{name}","shape":[2,3],"data_offsets":[{start},{}]}}"#,
@@ -104,7 +117,11 @@ fn every_type_at_every_alignment_loads_bit_for_bit() {
         }
         let stats = device.memory();
         let whole = mapping_size(bytes.len() as u64, device.caps().system_page).unwrap();
-        assert_eq!((stats.mapped, stats.active), (whole, 0), "L.1: counted whole, and nowhere else");
+        assert_eq!(
+            (stats.mapped, stats.active),
+            (whole, 0),
+            "L.1: counted whole, and nowhere else"
+        );
         assert!(matches!(model.array::<f32>("I32").unwrap_err().kind(), ErrorKind::Dtype));
         let near = model.tensor("F31").unwrap_err();
         assert!(near.to_string().contains("the nearest is 'F3"), "{near}");
@@ -151,7 +168,8 @@ fn mutated_files_are_read_or_refused() {
             2 => bytes[..8].copy_from_slice(&(random.u64(..) >> random.u32(0..60)).to_le_bytes()),
             3 => {
                 // A digit of the header becomes another: offsets, shapes and types go wrong.
-                let digits: Vec<_> = (8..1000.min(bytes.len())).filter(|&i| bytes[i].is_ascii_digit()).collect();
+                let digits: Vec<_> =
+                    (8..1000.min(bytes.len())).filter(|&i| bytes[i].is_ascii_digit()).collect();
                 for _ in 0..random.usize(1..4) {
                     bytes[digits[random.usize(0..digits.len())]] = random.u8(b'0'..=b'9');
                 }

@@ -1,10 +1,11 @@
 //! The CPU device does what every back end must, plainly, with poisoned memory, and with the
 //! founding policy of reuse.
+#![allow(clippy::unwrap_used)]
 
 mod conformance;
 
-use aquifer::backend::adaptors::Poisoned;
 use aquifer::backend::Cpu;
+use aquifer::backend::adaptors::Poisoned;
 use aquifer::prelude::*;
 
 conformance! { aquifer::Device::cpu().unwrap() }

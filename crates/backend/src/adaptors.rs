@@ -9,7 +9,9 @@ use aquifer_core::{Block, BlockId, Caps, DriverError, Memory, QueueId, Storage, 
 
 use crate::dtype::Dtype;
 use crate::ir::Kernel;
-use crate::seam::{Backend, Batch, Budget, CompileError, Failure, ImportError, Pipeline, WaitError};
+use crate::seam::{
+    Backend, Batch, Budget, CompileError, Failure, ImportError, Pipeline, WaitError,
+};
 
 /// The methods of both traits that an adaptor passes on as they are.
 macro_rules! pass_on {
@@ -327,7 +329,9 @@ impl Poisoned {
         if let Some(address) = self.addresses().get(&block) {
             // SAFETY: the range is memory of the device that no one uses: it was just given out,
             // or goes back now (precondition 3 of `Memory`), at an address the CPU can write.
-            unsafe { std::ptr::write_bytes((address + offset) as *mut u8, Self::BYTE, len as usize) }
+            unsafe {
+                std::ptr::write_bytes((address + offset) as *mut u8, Self::BYTE, len as usize)
+            }
         }
     }
 }

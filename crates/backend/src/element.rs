@@ -10,8 +10,16 @@ mod sealed {
 ///
 /// Sealed: the element types are those that every back end knows.
 pub trait Element:
-    sealed::Sealed + Copy + Default + PartialEq + PartialOrd + std::fmt::Debug + std::fmt::Display
-    + Send + Sync + 'static
+    sealed::Sealed
+    + Copy
+    + Default
+    + PartialEq
+    + PartialOrd
+    + std::fmt::Debug
+    + std::fmt::Display
+    + Send
+    + Sync
+    + 'static
 {
     /// The type's name at run time.
     const DTYPE: Dtype;

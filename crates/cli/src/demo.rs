@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use aquifer::prelude::*;
 use aquifer::format_bytes;
+use aquifer::prelude::*;
 
 use crate::inspect::{inspect, print, print_memory};
 use crate::json::memory;

@@ -34,7 +34,8 @@ pub(crate) fn inspect(device: &Device, file: &Path) -> Result<Inspection, Failur
     let bytes: u64 = checkpoint.tensors().map(|tensor| tensor.size()).sum();
     // Hidden where standard error is not a terminal.
     let style = ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {wide_msg}");
-    let progress = ProgressBar::new(bytes).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let progress =
+        ProgressBar::new(bytes).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     progress.enable_steady_tick(Duration::from_millis(200));
     let mut tensors = Vec::with_capacity(checkpoint.tensors().len());
     let mut parameters = 0;

@@ -115,7 +115,8 @@ fn main() -> ExitCode {
         Err(Failure::Library(error)) => {
             eprintln!("aquifer: {error}");
             // A device that does not exist is a wrong name on the command line.
-            let usage = matches!(error.kind(), aquifer::ErrorKind::NoDevice | aquifer::ErrorKind::Name);
+            let usage =
+                matches!(error.kind(), aquifer::ErrorKind::NoDevice | aquifer::ErrorKind::Name);
             ExitCode::from(if usage { 2 } else { 1 })
         }
     }

@@ -67,7 +67,11 @@ fn errors_are_told_and_exit_statuses_tell_them_apart() {
         (&["inspect", html, "--device", "warp"], 2, &["'warp'", "no such device"]),
         (&["inspect", html, "--device", "vulkan:0"], 2, &["vulkan", "no Vulkan back end"]),
         (&["inspect", html, "--device", "cpu:x"], 2, &["not a number"]),
-        (&["inspect", "/no/such/file.safetensors"], 1, &["/no/such/file.safetensors", "No such file"]),
+        (
+            &["inspect", "/no/such/file.safetensors"],
+            1,
+            &["/no/such/file.safetensors", "No such file"],
+        ),
         (&["inspect", html], 1, &[html, "HTML page"]),
         (&["inspect", truncated, "--json"], 1, &[truncated, "tensor 'w'", "truncated"]),
     ];
@@ -106,7 +110,14 @@ fn statistics_are_right_for_every_type() {
     add("odd", "I16", "[2]", [7i16, 9].iter().flat_map(|x| x.to_le_bytes()).collect());
     let header = format!("{{{}}}", entries.join(","));
     let file = Temporary::new("types.safetensors", &safetensors(&header, &data));
-    let document = json(&aquifer(&["inspect", file.0.to_str().unwrap(), "--json"]));
+    check_statistics(&json(&aquifer(&["inspect", file.0.to_str().unwrap(), "--json"])));
+    let table = aquifer(&["inspect", file.0.to_str().unwrap()]);
+    let text = String::from_utf8_lossy(&table.stdout);
+    assert!(text.contains("9223372036854775807") && text.contains("8 tensors, 24 parameters"));
+    assert!(!text.contains('\u{1b}'), "colours only on a terminal");
+}
+
+fn check_statistics(document: &Value) {
     let tensor = |name: &str| {
         let rows = document["tensors"].as_array().unwrap();
         rows.iter().find(|row| row["name"] == name).unwrap().clone()
@@ -124,28 +135,48 @@ fn statistics_are_right_for_every_type() {
     assert_eq!(tensor("u64")["max"], u64::MAX);
     assert_eq!((&tensor("bool")["mean"], &tensor("bool")["zero"]), (&0.75.into(), &1.into()));
     assert!(tensor("f8")["min"].is_null() && tensor("f8")["nan"].is_null());
-    assert_eq!((&tensor("f8")["bytes"], tensor("f8")["origin"].as_str()), (&3.into(), Some("mapped")));
+    assert_eq!(
+        (&tensor("f8")["bytes"], tensor("f8")["origin"].as_str()),
+        (&3.into(), Some("mapped"))
+    );
     assert!(tensor("empty")["min"].is_null() && tensor("empty")["zero"] == 0);
     assert_eq!((&tensor("odd")["min"], &tensor("odd")["max"]), (&7.into(), &9.into()));
     let totals = &document["totals"];
     assert_eq!((&totals["tensors"], &totals["parameters"]), (&8.into(), &24.into()));
-    for figure in ["active", "peak", "cache", "mapped", "active_with_mapped", "peak_with_mapped",
-        "memory_limit", "cache_limit", "system_allocations", "wired_limit", "wired", "wired_mapped",
-        "wrapped", "pending", "padding", "reserved", "peak_reserved", "allocations", "blocks"] {
+    for figure in [
+        "active",
+        "peak",
+        "cache",
+        "mapped",
+        "active_with_mapped",
+        "peak_with_mapped",
+        "memory_limit",
+        "cache_limit",
+        "system_allocations",
+        "wired_limit",
+        "wired",
+        "wired_mapped",
+        "wrapped",
+        "pending",
+        "padding",
+        "reserved",
+        "peak_reserved",
+        "allocations",
+        "blocks",
+    ] {
         assert!(document["memory"][figure].is_u64(), "memory lacks {figure}");
     }
     assert_eq!(document["device"]["backend"], "cpu");
-    let table = aquifer(&["inspect", file.0.to_str().unwrap()]);
-    let text = String::from_utf8_lossy(&table.stdout);
-    assert!(text.contains("9223372036854775807") && text.contains("8 tensors, 24 parameters"));
-    assert!(!text.contains('\u{1b}'), "colours only on a terminal");
 }
 
 /// The demo and the list of devices.
 #[test]
 fn demo_and_devices_print_what_they_did() {
     let demo = json(&aquifer(&["demo", "--json"]));
-    assert_eq!((&demo["alternate"]["first"], &demo["alternate"]["second"]), (&43.0.into(), &1.0.into()));
+    assert_eq!(
+        (&demo["alternate"]["first"], &demo["alternate"]["second"]),
+        (&43.0.into(), &1.0.into())
+    );
     assert_eq!(demo["alternate"]["origin"], "wrapped");
     assert!(demo["inspect"]["totals"]["bytes"].as_u64().unwrap() > 64 << 20);
     assert_eq!(demo["memory"]["active"], 0);
@@ -186,9 +217,11 @@ for key, entry in header.items():
     if key == '__metadata__':
         continue
     begin, end = entry['data_offsets']
-    values = numpy.frombuffer(raw, kinds[entry['dtype']], offset=8 + length + begin, count=(end - begin) // int(kinds[entry['dtype']][1]))
+    kind = kinds[entry['dtype']]
+    values = numpy.frombuffer(raw[8 + length + begin:8 + length + end], kind)
     wide = values.astype('f8')
-    out[key] = [float(wide.min()), float(wide.max()), float(wide.mean()), float(wide.std()), int((values == 0).sum())]
+    figures = [wide.min(), wide.max(), wide.mean(), wide.std()]
+    out[key] = [float(figure) for figure in figures] + [int((values == 0).sum())]
 json.dump(out, sys.stdout)
 "#;
     let numpy = Command::new("python3")

@@ -12,7 +12,10 @@ fn bins_grow_with_size_and_hold_near_sizes() {
         if bin != last {
             first_of_bin = pages;
         }
-        assert!((pages - first_of_bin) * 32 <= first_of_bin, "bin {bin} holds {first_of_bin} and {pages}");
+        assert!(
+            (pages - first_of_bin) * 32 <= first_of_bin,
+            "bin {bin} holds {first_of_bin} and {pages}"
+        );
         last = bin;
     }
     for shift in 16..49 {

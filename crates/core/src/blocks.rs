@@ -34,7 +34,11 @@ impl Blocks {
     }
 
     /// Takes a cached block for `size`: an idle one, or one that only `queue` still uses.
-    pub(crate) fn take(&mut self, size: u64, queue: Option<QueueId>) -> Option<(u32, Option<Stamp>)> {
+    pub(crate) fn take(
+        &mut self,
+        size: u64,
+        queue: Option<QueueId>,
+    ) -> Option<(u32, Option<Stamp>)> {
         if let Some((&key, _)) = self.idle.range(Self::window(size)).next() {
             let block = self.idle.remove(&key)?;
             self.by_age.remove(&key.1.0);

@@ -129,7 +129,8 @@ impl ByteRange {
     /// Whether the two share a byte. An empty range shares none.
     #[inline]
     pub fn overlaps(self, other: Self) -> bool {
-        self.start < other.end && other.start < self.end
+        self.start < other.end
+            && other.start < self.end
             && self.start < self.end
             && other.start < other.end
     }
@@ -224,8 +225,7 @@ impl Uses {
     /// or a read of the same queue that covers a read.
     pub fn record(&mut self, new: Use) {
         self.0.retain(|old| {
-            let same_read =
-                old.access == Access::Read && old.stamp.queue == new.stamp.queue;
+            let same_read = old.access == Access::Read && old.stamp.queue == new.stamp.queue;
             !(new.range.contains(old.range) && (new.access == Access::Write || same_read))
         });
         self.0.push(new);

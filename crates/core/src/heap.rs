@@ -543,7 +543,10 @@ impl Heap {
                     }
                     State::Bare => {
                         let granule = self.granule.expect("bare only with virtual memory");
-                        assert!(node.offset % granule == 0 && node.size % granule == 0);
+                        assert!(
+                            node.offset.is_multiple_of(granule)
+                                && node.size.is_multiple_of(granule)
+                        );
                         sums.bare += node.size;
                     }
                     State::Live => sums.live += node.size,

@@ -44,7 +44,9 @@ mod trace;
 mod tracker;
 
 pub use caps::{Caps, Storage, VirtualMemory};
-pub use hazard::{Access, ByteRange, Dependencies, Epoch, QueueId, Stamp, Stamps, Ticket, Use, Uses};
+pub use hazard::{
+    Access, ByteRange, Dependencies, Epoch, QueueId, Stamp, Stamps, Ticket, Use, Uses,
+};
 pub use ledger::{LabelId, LabelRow, Ledger};
 pub use limits::MappingId;
 pub use memory::{Block, BlockId, DriverError, Memory};

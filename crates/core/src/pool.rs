@@ -290,11 +290,8 @@ impl Pool {
             Reuse::Ranges => caps.virtual_memory.map(|memory| memory.granule),
             Reuse::Blocks => None,
         };
-        let arena = || Arena {
-            heap: Heap::new(granule),
-            slabs: Slabs::new(),
-            blocks: Blocks::default(),
-        };
+        let arena =
+            || Arena { heap: Heap::new(granule), slabs: Slabs::new(), blocks: Blocks::default() };
         Self {
             caps: caps.clone(),
             reuse: settings.reuse,

@@ -82,8 +82,7 @@ impl Model {
         }
         for busy in &self.busy {
             let apart = busy.block != new.block() || busy.end <= start || end <= busy.start;
-            let pending: Vec<_> =
-                busy.stamps.iter().filter(|stamp| !self.is_done(stamp)).collect();
+            let pending: Vec<_> = busy.stamps.iter().filter(|stamp| !self.is_done(stamp)).collect();
             if apart || pending.is_empty() {
                 continue;
             }
@@ -101,8 +100,7 @@ impl Model {
 
     fn forget_done(&mut self) {
         let reached = self.reached;
-        let pending =
-            |stamp: &Stamp| stamp.ticket > reached[stamp.queue.0 as usize];
+        let pending = |stamp: &Stamp| stamp.ticket > reached[stamp.queue.0 as usize];
         self.busy.retain(|busy| busy.stamps.iter().any(pending));
     }
 
@@ -442,9 +440,8 @@ fn whole_blocks_serve_what_is_little_smaller() {
 #[test]
 fn the_cache_limit_trims_the_oldest_first() {
     let (device, mut pool) = plain();
-    let ask = |pool: &mut Pool| {
-        pool.allocate(&device, Request::new(2 * PAGE, Storage::Shared)).unwrap()
-    };
+    let ask =
+        |pool: &mut Pool| pool.allocate(&device, Request::new(2 * PAGE, Storage::Shared)).unwrap();
     // Live ranges between keep the freed ones apart.
     let ranges: Vec<_> = (0..8).map(|_| ask(&mut pool)).collect();
     let mut places = Vec::new();
@@ -595,7 +592,10 @@ fn labels_nest_and_add_up() {
     let rows = pool.labels();
     let total: u64 = rows.iter().map(|row| row.active).sum();
     assert_eq!(total, pool.stats().active);
-    assert_eq!((rows[0].name.as_str(), rows[0].active, rows[0].count), ("model/kv cache", 2 * PAGE, 2));
+    assert_eq!(
+        (rows[0].name.as_str(), rows[0].active, rows[0].count),
+        ("model/kv cache", 2 * PAGE, 2)
+    );
     pool.free(&device, a, Stamps::default());
     let rows = pool.labels();
     let row = rows.iter().find(|row| row.name == "model/kv cache").unwrap();

@@ -23,7 +23,11 @@ pub const SMALL: u64 = 256;
 /// Source: rule A.1.
 #[inline]
 pub const fn allocation_size(len: u64) -> Option<u64> {
-    if len <= PAGE { len.checked_next_multiple_of(SMALL) } else { len.checked_next_multiple_of(PAGE) }
+    if len <= PAGE {
+        len.checked_next_multiple_of(SMALL)
+    } else {
+        len.checked_next_multiple_of(PAGE)
+    }
 }
 
 /// Bytes that mapping a file of `len` bytes counts: the whole file in the *system's* pages.

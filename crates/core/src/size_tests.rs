@@ -16,7 +16,7 @@ fn every_size_up_to_four_pages_is_the_least_multiple_of_its_step() {
     for len in 1..=4 * PAGE {
         let size = allocation_size(len).unwrap();
         let step = if len <= PAGE { SMALL } else { PAGE };
-        assert!(size >= len && size - len < step && size % step == 0, "{len} -> {size}");
+        assert!(size >= len && size - len < step && size.is_multiple_of(step), "{len} -> {size}");
     }
 }
 

@@ -302,9 +302,8 @@ impl Slabs {
                 assert_eq!(slab.previous, previous);
                 (previous, id, listed) = (id, slab.next, listed + 1);
             }
-            let with_room = |slab: &&Slab| {
-                slab.node != NONE && slab.free != 0 && slab.class as usize == class
-            };
+            let with_room =
+                |slab: &&Slab| slab.node != NONE && slab.free != 0 && slab.class as usize == class;
             assert_eq!(listed, self.slabs.iter().filter(with_room).count());
         }
         assert_eq!((empty, pending), (self.empty_bytes, self.pending_bytes));

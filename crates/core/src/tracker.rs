@@ -41,9 +41,8 @@ impl Lists {
     }
 
     fn borrowed(&self, range: ByteRange, access: Access) -> Result<(), Borrowed> {
-        let conflict = |guard: &&Guard| {
-            guard.access.conflicts(access) && guard.range.overlaps(range)
-        };
+        let conflict =
+            |guard: &&Guard| guard.access.conflicts(access) && guard.range.overlaps(range);
         match self.guards.iter().find(conflict) {
             Some(guard) => Err(Borrowed { by: guard.access }),
             None => Ok(()),
@@ -114,10 +113,7 @@ impl Tracker {
     /// A tracker with the uses that a reused range inherits.
     pub fn new(uses: Uses) -> Self {
         let word = if uses.is_empty() { 0 } else { BUSY };
-        Self {
-            word: AtomicU32::new(word),
-            lists: Mutex::new(Lists { uses, ..Lists::default() }),
-        }
+        Self { word: AtomicU32::new(word), lists: Mutex::new(Lists { uses, ..Lists::default() }) }
     }
 
     /// Permission to read single elements, if nothing is pending or borrowed. One atomic step;

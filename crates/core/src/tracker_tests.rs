@@ -1,8 +1,6 @@
 #[cfg(not(loom))]
 mod rules {
-    use crate::hazard::{
-        Access, ByteRange, Dependencies, QueueId, Stamp, Use, Uses,
-    };
+    use crate::hazard::{Access, ByteRange, Dependencies, QueueId, Stamp, Use, Uses};
     use crate::tracker::{BorrowError, Borrowed, Tracker};
 
     const A: QueueId = QueueId(0);

@@ -32,11 +32,25 @@ const TEST: &[Step] = &[
     (
         "model checks",
         &["test", "--package", "aquifer-core", "--lib", "--release", "--locked", "model_checked"],
-        &[("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", "target/loom"), ("LOOM_MAX_PREEMPTIONS", "3")],
+        &[
+            ("RUSTFLAGS", "--cfg loom"),
+            ("CARGO_TARGET_DIR", "target/loom"),
+            ("LOOM_MAX_PREEMPTIONS", "3"),
+        ],
     ),
     (
         "speed and reuse, optimised",
-        &["test", "--release", "--locked", "--package", "aquifer-core", "--test", "traces", "--", "--nocapture"],
+        &[
+            "test",
+            "--release",
+            "--locked",
+            "--package",
+            "aquifer-core",
+            "--test",
+            "traces",
+            "--",
+            "--nocapture",
+        ],
         &[],
     ),
 ];

@@ -31,7 +31,12 @@ pub(crate) fn faults(root: &Path) -> Vec<String> {
     }
     for (layer, allowed) in LAYERS {
         let manifest = crates.join(layer).join("Cargo.toml");
-        check_manifest(layer, allowed, &fs::read_to_string(manifest).unwrap_or_default(), &mut found);
+        check_manifest(
+            layer,
+            allowed,
+            &fs::read_to_string(manifest).unwrap_or_default(),
+            &mut found,
+        );
     }
     for file in SAFE {
         let text = fs::read_to_string(crates.join(file)).unwrap_or_default();

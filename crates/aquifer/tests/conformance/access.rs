@@ -30,7 +30,10 @@ pub fn reads_wait_for_writes_only(device: &Device) -> Result<()> {
     let queue = device.queue()?;
     let doubled = queue.run(|| free.map(|x| x * 2.0))?;
     assert_eq!((free.get(3)?, doubled.read()?[3]), (1.0, 2.0));
-    assert_eq!(busy.read_timeout(Duration::from_millis(20)).unwrap_err().kind(), ErrorKind::Timeout);
+    assert_eq!(
+        busy.read_timeout(Duration::from_millis(20)).unwrap_err().kind(),
+        ErrorKind::Timeout
+    );
     stop.store(true, Ordering::SeqCst);
     assert_eq!(busy.read()?[0], 0.0);
     // Recorded by another thread and not submitted: submitted first.

@@ -114,7 +114,10 @@ pub fn limits_refuse_and_recover(device: &Device) -> Result<()> {
     assert!(text.contains("400000 bytes") && text.contains("weights 784 KiB"), "{text}");
     assert_eq!(error.refusal().unwrap().asked, 400_000);
     let after = device.memory();
-    assert_eq!((before.active, before.peak, before.allocations), (after.active, after.peak, after.allocations));
+    assert_eq!(
+        (before.active, before.peak, before.allocations),
+        (after.active, after.peak, after.allocations)
+    );
     drop(held);
     assert_eq!(Array::<f32>::zeros(device, [100_000])?.len(), 100_000);
     device.set_memory_limit(0);
@@ -124,7 +127,7 @@ pub fn limits_refuse_and_recover(device: &Device) -> Result<()> {
     for _ in 0..50 {
         let a = first.run(|| Array::<f32>::ones(device, [64]))?;
         let b = second.run(|| a.map(|x| x + 1.0))?;
-        assert_eq!(first.run(|| b.sum()).map(drop).is_ok(), true);
+        assert!(first.run(|| b.sum()).map(drop).is_ok());
         drop((a, b));
     }
     device.set_memory_limit(old);
@@ -173,7 +176,8 @@ pub fn kernels_are_checked(device: &Device) -> Result<()> {
 pub fn absurd_sizes_are_errors(device: &Device) -> Result<()> {
     for limit in [1 << 40, u64::MAX] {
         let old = device.set_memory_limit(limit);
-        for shape in [vec![usize::MAX], vec![usize::MAX / 4], vec![1 << 40, 1 << 40], vec![1 << 61]] {
+        for shape in [vec![usize::MAX], vec![usize::MAX / 4], vec![1 << 40, 1 << 40], vec![1 << 61]]
+        {
             let error = Array::<f32>::zeros(device, &shape).unwrap_err();
             assert!(
                 matches!(error.kind(), ErrorKind::OutOfMemory | ErrorKind::TooLarge),

@@ -36,7 +36,8 @@ pub fn independent_work_has_none(device: &Device) -> Result<()> {
         whole.slice(part * 64..part * 64 + 64)?.assign(|x| x + 1.0)?;
     }
     assert_eq!(device.barriers(), before);
-    let reads: Vec<_> = (0..50).map(|_| whole.slice(..10)?.map(|x| x + 1.0)).collect::<Result<_>>()?;
+    let reads: Vec<_> =
+        (0..50).map(|_| whole.slice(..10)?.map(|x| x + 1.0)).collect::<Result<_>>()?;
     assert!(device.barriers() - before <= 1, "reads share one barrier");
     assert_eq!((reads.len(), whole.sum()?.item()?), (50, 99.0 * 64.0));
     Ok(())
@@ -164,7 +165,10 @@ pub fn views_outlive_parents_in_flight(device: &Device) -> Result<()> {
         let doubled = parent.map(|x| x * 2.0)?;
         drop(parent);
         let noise = Array::<f32>::full(device, [10_000], -1.0)?;
-        assert_eq!((view.get(9)?, doubled.get(9999)?, noise.get(0)?), (turn as f32, 2.0 * turn as f32, -1.0));
+        assert_eq!(
+            (view.get(9)?, doubled.get(9999)?, noise.get(0)?),
+            (turn as f32, 2.0 * turn as f32, -1.0)
+        );
     }
     Ok(())
 }

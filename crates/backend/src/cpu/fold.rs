@@ -206,8 +206,12 @@ macro_rules! fold_int {
                 let product = in_lanes(values, 1, |a: $t, b| a.wrapping_mul(b));
                 Accumulator::$kind(product as $wide)
             }
-            Fold::Min => Accumulator::$kind(in_lanes(values, <$t>::MAX, |a: $t, b| a.min(b)) as $wide),
-            Fold::Max => Accumulator::$kind(in_lanes(values, <$t>::MIN, |a: $t, b| a.max(b)) as $wide),
+            Fold::Min => {
+                Accumulator::$kind(in_lanes(values, <$t>::MAX, |a: $t, b| a.min(b)) as $wide)
+            }
+            Fold::Max => {
+                Accumulator::$kind(in_lanes(values, <$t>::MIN, |a: $t, b| a.max(b)) as $wide)
+            }
             _ => match first_best(values, $fold == Fold::ArgMin) {
                 Some((value, place)) => {
                     Accumulator::$at(value as $wide, Some($start + place as u64))
@@ -224,8 +228,12 @@ macro_rules! fold_float {
         match $fold {
             Fold::Sum => Accumulator::Float(in_lanes(values, 0.0, |a: $t, b| a + b) as f64),
             Fold::Product => Accumulator::Float(in_lanes(values, 1.0, |a: $t, b| a * b) as f64),
-            Fold::Min => Accumulator::Float(in_lanes(values, <$t>::NAN, |a: $t, b| a.min(b)) as f64),
-            Fold::Max => Accumulator::Float(in_lanes(values, <$t>::NAN, |a: $t, b| a.max(b)) as f64),
+            Fold::Min => {
+                Accumulator::Float(in_lanes(values, <$t>::NAN, |a: $t, b| a.min(b)) as f64)
+            }
+            Fold::Max => {
+                Accumulator::Float(in_lanes(values, <$t>::NAN, |a: $t, b| a.max(b)) as f64)
+            }
             _ => match first_best(values, $fold == Fold::ArgMin) {
                 Some((value, place)) => {
                     Accumulator::FloatAt(value as f64, Some($start + place as u64))

@@ -36,7 +36,11 @@ pub struct HostArgs<'a> {
 /// Elements of a binding, if they are of type `T`. A binding is aligned for its own type.
 fn fit<T: Element>(binding: &Binding, what: &str, index: usize) -> Result<usize, String> {
     if binding.dtype != T::DTYPE {
-        return Err(format!("{what} {index} is an array of {}, not of {}", binding.dtype, T::DTYPE));
+        return Err(format!(
+            "{what} {index} is an array of {}, not of {}",
+            binding.dtype,
+            T::DTYPE
+        ));
     }
     Ok((binding.len / size_of::<T>() as u64) as usize)
 }

@@ -25,7 +25,10 @@ pub(super) fn int_pow(base: i128, exponent: i128) -> i128 {
 }
 
 macro_rules! lanes {
-    ($name:ident, $scalar:ty, $vector:ty, $width:literal, $($function:ident $lanes:expr, $exact:expr, $one:expr;)*) => {
+    (
+        $name:ident, $scalar:ty, $vector:ty, $width:literal,
+        $($function:ident $lanes:expr, $exact:expr, $one:expr;)*
+    ) => {
         /// Functions of this type.
         pub(super) mod $name {
             $(
@@ -45,7 +48,8 @@ macro_rules! lanes {
             ) {
                 if a.len() < out.len() {
                     // The same value at every place.
-                    out.fill(if exact(a[0]) { lanes(<$vector>::splat(a[0])).to_array()[0] } else { one(a[0]) });
+                    let same = lanes(<$vector>::splat(a[0])).to_array()[0];
+                    out.fill(if exact(a[0]) { same } else { one(a[0]) });
                     return;
                 }
                 let mut groups = out.chunks_exact_mut($width);
@@ -79,7 +83,7 @@ lanes! { f32, f32, wide::f32x8, 8,
     sin |x| x.sin(), |x| x.abs() < 8192.0, f32::sin;
     cos |x| x.cos(), |x| x.abs() < 8192.0, f32::cos;
     tan |x| x.tan(), |x| x.abs() < 8192.0, f32::tan;
-    tanh |x| super::tanh_f32(x), |x| !x.is_nan(), f32::tanh;
+    tanh super::tanh_f32, |x| !x.is_nan(), f32::tanh;
 }
 
 lanes! { f64, f64, wide::f64x4, 4,
@@ -102,7 +106,7 @@ fn tanh_f32(x: wide::f32x8) -> wide::f32x8 {
     let size = x.abs();
     let square = x * x;
     let mut series = f32x8::splat(-5.704_988_7e-3);
-    for coefficient in [2.063_908_9e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328_2e-1] {
+    for coefficient in [2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1] {
         series = series * square + f32x8::splat(coefficient);
     }
     let near = series * square * x + x;

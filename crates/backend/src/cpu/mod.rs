@@ -27,7 +27,9 @@ pub use host::HostArgs;
 
 use crate::dtype::Dtype;
 use crate::ir::Kernel;
-use crate::seam::{Backend, Batch, Budget, CompileError, Failure, ImportError, Pipeline, WaitError};
+use crate::seam::{
+    Backend, Batch, Budget, CompileError, Failure, ImportError, Pipeline, WaitError,
+};
 use memory::Regions;
 use queue::{Queue, Timelines};
 

@@ -58,7 +58,9 @@ fn select<T: Pod>(condition: &[u8], a: &[u8], b: &[u8], out: &mut [u8]) {
     let n = out.len();
     let pick = |c: u8, a: T, b: T| if c != 0 { a } else { b };
     match (a, b) {
-        _ if condition.len() < n => out.copy_from_slice(&long(if condition[0] != 0 { a } else { b }, n)),
+        _ if condition.len() < n => {
+            out.copy_from_slice(&long(if condition[0] != 0 { a } else { b }, n))
+        }
         ([a], [b]) if n > 1 => {
             for (out, c) in out.iter_mut().zip(condition) {
                 *out = pick(*c, *a, *b);
@@ -89,7 +91,7 @@ fn long<T: Copy>(values: &[T], n: usize) -> Vec<T> {
 
 /// `condition` where true `a`, else `b`; values of `dtype`'s compute type.
 #[inline(always)]
-fn run_select(dtype: Dtype, condition: &[u8], a: &[u8], b: &[u8], out: &mut [u8]) {
+fn run_select(dtype: Dtype, condition: &[u8], [a, b]: [&[u8]; 2], out: &mut [u8]) {
     match dtype.compute().size() {
         1 => select::<u8>(condition, a, b, out),
         2 => select::<u16>(condition, a, b, out),
@@ -218,7 +220,7 @@ macro_rules! binary_float {
 
 /// Two operands of `dtype`'s compute type; comparisons give bytes.
 #[inline(always)]
-fn run_binary(op: Binary, dtype: Dtype, a: &[u8], b: &[u8], out: &mut [u8]) {
+fn run_binary(op: Binary, dtype: Dtype, [a, b]: [&[u8]; 2], out: &mut [u8]) {
     match dtype.compute() {
         Dtype::Bool => match op {
             Binary::And | Binary::Mul | Binary::Min => map2(a, b, out, |x: u8, y| x & y),
@@ -304,7 +306,7 @@ entry! {
 }
 entry! {
     /// Two operands of `dtype`'s compute type; comparisons give bytes.
-    binary, binary_wide, run_binary, (op: Binary, dtype: Dtype, a: &[u8], b: &[u8], out: &mut [u8])
+    binary, binary_wide, run_binary, (op: Binary, dtype: Dtype, pair: [&[u8]; 2], out: &mut [u8])
 }
 entry! {
     /// From `from`'s compute type to `to`'s; a 16-bit float is rounded to its precision.
@@ -313,7 +315,7 @@ entry! {
 entry! {
     /// The second where the first is true, else the third; values of `dtype`'s compute type.
     select_by, select_wide, run_select,
-    (dtype: Dtype, condition: &[u8], a: &[u8], b: &[u8], out: &mut [u8])
+    (dtype: Dtype, condition: &[u8], pair: [&[u8]; 2], out: &mut [u8])
 }
 
 /// Whether this processor has the vectors that the wide entries are compiled for.

@@ -27,9 +27,8 @@ pub(super) fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
 #[inline(always)]
 pub(super) fn fill(out: &mut [u32], start: u64, key: u64, stream: u8) {
     let key = [key as u32, (key >> 32) as u32];
-    let block = |index: u64| {
-        philox([index as u32, (index >> 32) as u32, u32::from(stream), 0], key)
-    };
+    let block =
+        |index: u64| philox([index as u32, (index >> 32) as u32, u32::from(stream), 0], key);
     let mut place = start;
     let mut rest = out;
     while !rest.is_empty() {

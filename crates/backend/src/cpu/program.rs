@@ -27,7 +27,10 @@ pub(super) enum Target {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Action {
     Index,
-    Random { key: usize, stream: u8 },
+    Random {
+        key: usize,
+        stream: u8,
+    },
     Unary(Unary, Source),
     Binary(Binary, Source, Source),
     Select(Source, Source, Source),
@@ -97,10 +100,8 @@ fn check_node(kernel: &Kernel, index: usize) -> Result<(), CompileError> {
             _ => of(a) == node.dtype && node.dtype.is_float(),
         },
         Op::Binary(op, a, b) => {
-            let bits = matches!(
-                op,
-                Binary::And | Binary::Or | Binary::Xor | Binary::Shl | Binary::Shr
-            );
+            let bits =
+                matches!(op, Binary::And | Binary::Or | Binary::Xor | Binary::Shl | Binary::Shr);
             let result = if op.compares() { Dtype::Bool } else { of(a) };
             let fits = match of(a) {
                 Dtype::Bool => !matches!(
@@ -226,7 +227,8 @@ impl Program {
             }
             (needed[node], last_use[node]) = (true, usize::MAX);
         }
-        for index in (0..count).rev().filter(|&index| kernel.nodes[index].op.operands().count() > 0) {
+        for index in (0..count).rev().filter(|&index| kernel.nodes[index].op.operands().count() > 0)
+        {
             if needed[index] {
                 for id in kernel.nodes[index].op.operands() {
                     needed[id as usize] = true;
@@ -263,7 +265,8 @@ impl Program {
             }
         }
         let uses = |slot: usize| {
-            let reads = |(node, needed): (&Node, &bool)| *needed && node.op == Op::Input(slot as u8);
+            let reads =
+                |(node, needed): (&Node, &bool)| *needed && node.op == Op::Input(slot as u8);
             kernel.nodes.iter().zip(&needed).any(reads)
         };
         Ok(Self {

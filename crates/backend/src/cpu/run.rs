@@ -101,7 +101,7 @@ pub(super) unsafe fn run(program: &Program, dispatch: &Dispatch) {
         row: if program.folds.is_empty() { dispatch.len } else { dispatch.row },
         wide: ops::wide_vectors(),
     };
-    let rows = if shared.row == 0 { 0 } else { dispatch.len / shared.row };
+    let rows = dispatch.len.checked_div(shared.row).unwrap_or(0);
     let shared = Sendable(shared);
     if shared.0.row > PIECE || program.folds.is_empty() {
         run_long_rows(&shared, rows, bytes);
@@ -195,12 +195,7 @@ fn run_task(shared: &Shared<'_>, start: u64, end: u64) -> Partial {
     kept.unwrap_or_else(|_| run(&mut Vec::new()))
 }
 
-fn run_chunks(
-    shared: &Shared<'_>,
-    registers: &mut [Box<[u64]>],
-    start: u64,
-    end: u64,
-) -> Partial {
+fn run_chunks(shared: &Shared<'_>, registers: &mut [Box<[u64]>], start: u64, end: u64) -> Partial {
     let mut sums = fresh(shared);
     let mut place = start;
     while place < end {
@@ -353,8 +348,7 @@ fn operand<'a>(
             let input = &shared.inputs[index];
             if in_place(input, place, count) {
                 let one = input.len == 1;
-                let (at, count) =
-                    if one { (0, 1) } else { ((place % input.len) as usize, count) };
+                let (at, count) = if one { (0, 1) } else { ((place % input.len) as usize, count) };
                 // SAFETY: the places lie within the input, whose memory is readable and not
                 // written meanwhile (contract of `submit`, 1 and 2; outputs that overlap are
                 // copied).
@@ -409,7 +403,8 @@ fn compute(
     out: &mut [u8],
 ) {
     let size = step.operand.compute().size();
-    let values = |source: Source, size: usize| operand(shared, registers, source, (place, count, size));
+    let values =
+        |source: Source, size: usize| operand(shared, registers, source, (place, count, size));
     let (wide, dtype) = (shared.wide, step.operand);
     match step.action {
         Action::Index => {
@@ -423,10 +418,10 @@ fn compute(
         }
         Action::Unary(op, a) => ops::unary(wide, op, dtype, values(a, size), out),
         Action::Binary(op, a, b) => {
-            ops::binary(wide, op, dtype, values(a, size), values(b, size), out);
+            ops::binary(wide, op, dtype, [values(a, size), values(b, size)], out);
         }
         Action::Select(c, a, b) => {
-            ops::select_by(wide, dtype, values(c, 1), values(a, size), values(b, size), out);
+            ops::select_by(wide, dtype, values(c, 1), [values(a, size), values(b, size)], out);
         }
         Action::Cast(a) => ops::cast(wide, dtype, step.result, values(a, size), out),
         Action::Widen(a) => {

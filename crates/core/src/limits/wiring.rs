@@ -107,7 +107,8 @@ impl Pool {
                 }
             }
         }
-        let live: Vec<_> = self.arenas.iter().flat_map(|arena| arena.blocks.live_blocks()).collect();
+        let live: Vec<_> =
+            self.arenas.iter().flat_map(|arena| arena.blocks.live_blocks()).collect();
         for (id, size) in live {
             if !self.wired_blocks.contains_key(&id) {
                 self.wire_block(device, id, size);
