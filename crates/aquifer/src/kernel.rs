@@ -52,7 +52,7 @@ pub struct Kernel {
     closure: HostKernel,
 }
 
-/// One argument of a kernel; made by [`read`], [`write`] and [`scalar`].
+/// One argument of a kernel; made by [`read`], [`write()`] and [`scalar`].
 pub struct Arg<'a>(ArgKind<'a>);
 
 enum ArgKind<'a> {

@@ -56,7 +56,7 @@ struct OutputOptions {
     /// Print one JSON document
     #[arg(long)]
     json: bool,
-    /// The device: cpu, vulkan[:n], metal, cuda[:n] (default: AQUIFER_DEVICE, else the best)
+    /// The device: cpu, vulkan, vulkan:N, metal, cuda, cuda:N (default: AQUIFER_DEVICE, else the best)
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
 }

@@ -13,9 +13,9 @@ use crate::heap::{Heap, NONE, State};
 
 /// Runs looked at before the cheapest is taken: from the largest idle nodes, and from the
 /// newest pending ones.
-const SEEDS: usize = 16;
+const SEEDS: usize = 64;
 /// Neighbours that a run may take in on either side of its seed.
-const REACH: usize = 8;
+const REACH: usize = 32;
 /// Requests of at least this many bytes that find no memory to build on are placed apart ...
 const APART: u64 = 1 << 20;
 /// ... by this many times their size, at most ...
@@ -83,44 +83,60 @@ struct Window {
 }
 
 impl Heap {
-    /// Takes the first `size` bytes of a pending node for the queue that still uses it. Returns
-    /// the node and the work that must come first.
-    pub(crate) fn take_pending(&mut self, id: u32, size: u64) -> (u32, Option<Stamp>) {
-        let stamp = self.node(id).stamp;
-        self.detach(id);
-        if self.node(id).size > size {
-            // The front goes to the request as a new node; the rest keeps its place, so that the
-            // note of when it is done still finds it.
-            let front = self.split_front(id, size);
-            self.attach(id);
-            return (front, stamp);
+    /// Claims the start of the tightest run that is backed by memory all through.
+    pub(crate) fn claim_committed(
+        &mut self,
+        queue: QueueId,
+        size: u64,
+        pending: impl Iterator<Item = u32>,
+    ) -> Option<Claim> {
+        let mut best: Option<Window> = None;
+        self.visit = self.visit.wrapping_add(1);
+        for seed in pending.chain(self.find_idle(size)) {
+            if let Some(window) = self.committed_at(seed, queue, size)
+                && best.is_none_or(|known| window.run < known.run)
+            {
+                best = Some(window);
+                if window.run == size {
+                    break;
+                }
+            }
         }
-        let node = self.node_mut(id);
-        (node.state, node.stamp) = (State::Live, None);
-        (id, stamp)
+        best.map(|window| self.claim_window(window, size))
     }
 
-    /// Cuts the first `size` bytes off a detached node, as a new live node before it.
-    fn split_front(&mut self, id: u32, size: u64) -> u32 {
-        let rest = self.split(id, size);
-        // `split` made the rest the new node; exchange the two ranges and their neighbours.
-        let (offset, whole) = (self.node(id).offset, self.node(id).size + self.node(rest).size);
-        let (before, after) = (self.node(id).before, self.node(rest).after);
-        let front = self.node_mut(rest);
-        (front.offset, front.size, front.before, front.after) = (offset, size, before, id);
-        (front.state, front.stamp) = (State::Live, None);
+    /// Whether a node may be part of a run that is backed by memory; marks it as looked at.
+    fn joins(&mut self, id: u32, queue: QueueId) -> bool {
+        let visit = self.visit;
         let node = self.node_mut(id);
-        (node.offset, node.size, node.before, node.after) =
-            (offset + size, whole - size, rest, after);
-        if before != NONE {
-            self.node_mut(before).after = rest;
-        } else {
-            self.set_first(id, rest);
+        node.visit = visit;
+        node.state != State::Bare && node.usable(Some(queue))
+    }
+
+    /// The run of idle and usable pending nodes around `seed`, if it holds `size` and has not been
+    /// looked at in this visit.
+    fn committed_at(&mut self, seed: u32, queue: QueueId, size: u64) -> Option<Window> {
+        if self.node(seed).visit == self.visit || !self.joins(seed, queue) {
+            return None;
         }
-        if after != NONE {
-            self.node_mut(after).before = id;
+        let (mut first, mut last) = (seed, seed);
+        loop {
+            let before = self.node(first).before;
+            if before == NONE || !self.joins(before, queue) {
+                break;
+            }
+            first = before;
         }
-        rest
+        loop {
+            let after = self.node(last).after;
+            if after == NONE || !self.joins(after, queue) {
+                break;
+            }
+            last = after;
+        }
+        let start = self.node(first).offset;
+        let run = self.node(last).end() - start;
+        (run >= size).then_some(Window { missing: 0, run, first, offset: start })
     }
 
     /// Claims the run that needs the fewest new bytes for `size`, if address space allows.

@@ -53,6 +53,8 @@ pub(crate) struct Node {
     pub(crate) region: u32,
     /// Counts the times that it became pending, so that a note of an earlier time is told apart.
     pub(crate) serial: u32,
+    /// The search that looked at it last.
+    pub(crate) visit: u32,
     pub(crate) state: State,
     pub(crate) wired: bool,
 }
@@ -103,6 +105,8 @@ pub(crate) struct Heap {
     pub(crate) returnable: u64,
     /// Bytes of pending nodes.
     pub(crate) pending: u64,
+    /// Counts searches over runs.
+    pub(crate) visit: u32,
 }
 
 impl Heap {
@@ -118,6 +122,7 @@ impl Heap {
             granule,
             returnable: 0,
             pending: 0,
+            visit: 0,
         }
     }
 
@@ -170,6 +175,7 @@ impl Heap {
             aged: UNLINKED,
             region,
             serial: 0,
+            visit: 0,
             state: State::Live,
             wired: false,
         };
@@ -419,12 +425,6 @@ impl Heap {
 
     pub(crate) fn next_in_bin(&self, id: u32) -> u32 {
         self.node(id).bin.next
-    }
-
-    /// A node that was the first of its region has a new one before it.
-    pub(crate) fn set_first(&mut self, id: u32, first: u32) {
-        let region = self.node(id).region as usize;
-        self.regions[region].first = first;
     }
 
     /// Whether `id` is still pending since the time that `serial` names.

@@ -15,9 +15,9 @@ use crate::stats::MemoryStats;
 /// Held memory may pass the most that was ever active by this much before free memory is given
 /// back instead of more being taken (rule B.1 allows 5 %; sizes are charged in pages, so a part
 /// of that is left for padding) ...
-const HEADROOM_PERCENT: u64 = 4;
+const HEADROOM_PERCENT: u64 = 2;
 /// ... or by this many bytes, so that small programs do not give back what they soon need.
-const HEADROOM_BYTES: u64 = 8 << 20;
+const HEADROOM_BYTES: u64 = 4 << 20;
 /// The most that a device without virtual memory is asked for beyond a request.
 const BLOCK_STEP: u64 = 32 << 20;
 
@@ -269,6 +269,30 @@ impl Pool {
         Ok((self.arenas[index].heap.finish(&claim, age), stamp))
     }
 
+    /// Memory for `queue` in the tightest run of idle nodes and of pending ones that only it still
+    /// uses.
+    pub(crate) fn fit_run(
+        &mut self,
+        mode: usize,
+        queue: QueueId,
+        size: u64,
+    ) -> Option<(u32, Option<Stamp>)> {
+        let heap = &mut self.arenas[mode].heap;
+        let seeds: smallvec::SmallVec<[u32; 64]> = self
+            .pending
+            .nodes(Some(queue), mode)
+            .filter(|&(id, serial)| heap.is_pending(id, serial))
+            .map(|(id, _)| id)
+            .collect();
+        let claim = heap.claim_committed(queue, size, seeds.into_iter())?;
+        if let Some((id, serial, stamp)) = claim.cut_off() {
+            let target = Target::Node { id, serial };
+            self.pending.add(Note { target, mode, stamps: stamp.into() });
+        }
+        let (stamp, age) = (claim.stamp(), self.tick());
+        Some((self.arenas[mode].heap.finish(&claim, age), stamp))
+    }
+
     fn claim(
         &mut self,
         mode: usize,
@@ -279,7 +303,6 @@ impl Pool {
         let seeds: smallvec::SmallVec<[u32; 64]> = self
             .pending
             .nodes(queue, mode)
-            .take(64)
             .filter(|&(id, serial)| heap.is_pending(id, serial))
             .map(|(id, _)| id)
             .collect();
@@ -326,7 +349,7 @@ impl Pool {
     /// Bytes of the next block for a request: a step that grows with what is held, unless the
     /// request is larger.
     fn block_len(&self, size: u64) -> u64 {
-        let step = (self.ledger.reserved / 16).clamp(1 << 20, BLOCK_STEP) / PAGE * PAGE;
+        let step = (self.ledger.reserved / 256).clamp(1 << 20, BLOCK_STEP) / PAGE * PAGE;
         if size >= step { size } else { step.min(self.caps.largest_block).max(size) }
     }
 

@@ -30,10 +30,22 @@ pub(crate) struct Note {
     pub(crate) stamps: Stamps,
 }
 
+/// Nodes of a queue that a request may take back: the newest this many.
+const RECENT: usize = 64;
+
+/// What one queue still uses.
+#[derive(Debug, Default)]
+struct Line {
+    notes: VecDeque<Note>,
+    /// The newest notes that are about nodes, apart, so that a search touches little memory:
+    /// node, serial, storage mode.
+    nodes: VecDeque<(u32, u32, u8)>,
+}
+
 /// Notes by queue.
 #[derive(Debug, Default)]
 pub(crate) struct Pending {
-    queues: SmallVec<[VecDeque<Note>; 4]>,
+    queues: SmallVec<[Line; 4]>,
     count: usize,
 }
 
@@ -45,7 +57,7 @@ impl Pending {
 
     /// All notes, also those that are out of date.
     pub(crate) fn notes(&self) -> impl Iterator<Item = &Note> {
-        self.queues.iter().flatten()
+        self.queues.iter().flat_map(|line| &line.notes)
     }
 
     /// Adds a note under the first of its stamps.
@@ -53,9 +65,16 @@ impl Pending {
         let Some(first) = note.stamps.first() else { return };
         let index = first.queue.0 as usize;
         while self.queues.len() <= index {
-            self.queues.push(VecDeque::new());
+            self.queues.push(Line::default());
         }
-        self.queues[index].push_back(note);
+        let line = &mut self.queues[index];
+        if let Target::Node { id, serial } = note.target {
+            if line.nodes.len() == RECENT {
+                line.nodes.pop_front();
+            }
+            line.nodes.push_back((id, serial, note.mode as u8));
+        }
+        line.notes.push_back(note);
         self.count += 1;
     }
 
@@ -66,22 +85,25 @@ impl Pending {
         mut reached: impl FnMut(QueueId) -> Ticket,
     ) -> Option<(Target, usize)> {
         for index in 0..self.queues.len() {
-            if self.queues[index].is_empty() {
+            if self.queues[index].notes.is_empty() {
                 continue;
             }
             let now = reached(QueueId(index as u32));
-            while let Some(note) = self.queues[index].front() {
+            while let Some(note) = self.queues[index].notes.front() {
                 let due = note.stamps.first().map_or(0, |stamp| stamp.ticket);
                 if note.target != Target::Dead && due > now {
                     break;
                 }
-                let Some(mut note) = self.queues[index].pop_front() else { break };
+                let Some(mut note) = self.queues[index].notes.pop_front() else { break };
                 self.count -= 1;
                 if note.target == Target::Dead {
                     continue;
                 }
-                note.stamps.prune(&mut reached);
-                if note.stamps.is_empty() {
+                let alone = note.stamps.only().is_some();
+                if !alone {
+                    note.stamps.prune(&mut reached);
+                }
+                if alone || note.stamps.is_empty() {
                     return Some((note.target, note.mode));
                 }
                 self.add(note);
@@ -96,13 +118,9 @@ impl Pending {
         queue: Option<QueueId>,
         mode: usize,
     ) -> impl Iterator<Item = (u32, u32)> + '_ {
-        let notes = queue.and_then(|queue| self.queues.get(queue.0 as usize));
-        notes.into_iter().flat_map(|notes| notes.iter().rev()).filter_map(move |note| {
-            match note.target {
-                Target::Node { id, serial } if note.mode == mode => Some((id, serial)),
-                _ => None,
-            }
-        })
+        let line = queue.and_then(|queue| self.queues.get(queue.0 as usize));
+        let nodes = line.into_iter().flat_map(|line| line.nodes.iter().rev());
+        nodes.filter(move |note| note.2 as usize == mode).map(|note| (note.0, note.1))
     }
 
     /// Takes a slot that `fits` back for `queue`, from the newest few notes.
@@ -112,10 +130,10 @@ impl Pending {
         mode: usize,
         mut fits: impl FnMut(u32) -> bool,
     ) -> Option<(u32, u8, Stamp)> {
-        /// Notes looked at: what a queue has freed this long ago is soon idle.
-        const RECENT: usize = 32;
-        let notes = self.queues.get_mut(queue.0 as usize)?;
-        for note in notes.iter_mut().rev().take(RECENT) {
+        /// Notes looked at: what a queue has freed longer ago is soon idle.
+        const LOOKED_AT: usize = 32;
+        let line = self.queues.get_mut(queue.0 as usize)?;
+        for note in line.notes.iter_mut().rev().take(LOOKED_AT) {
             if let Target::Slot { slab, slot } = note.target
                 && note.mode == mode
                 && let Some(stamp) = note.stamps.only()

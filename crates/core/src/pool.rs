@@ -503,30 +503,15 @@ impl Pool {
     ) -> Result<(u32, Option<Stamp>), Stop> {
         let mode = request.mode.index();
         let queue = request.queue.filter(|_| request.len > PAGE);
-        let heap = &self.arenas[mode].heap;
-        let idle = heap.find_idle(size);
-        let idle_size = idle.map_or(u64::MAX, |id| heap.node(id).size);
-        let tighter = match queue {
-            Some(name) if idle_size > size && !self.pending.is_empty() => self
-                .pending
-                .nodes(queue, mode)
-                .take(64)
-                .filter(|&(id, serial)| heap.is_pending(id, serial))
-                .map(|(id, _)| id)
-                .filter(|&id| {
-                    let node = heap.node(id);
-                    node.size >= size && node.size < idle_size && node.usable(Some(name))
+        let found = match queue {
+            Some(queue) if !self.pending.is_empty() => self.fit_run(mode, queue, size),
+            _ => {
+                let heap = &mut self.arenas[mode].heap;
+                heap.find_idle(size).map(|id| {
+                    heap.take_idle(id, size);
+                    (id, None)
                 })
-                .min_by_key(|&id| heap.node(id).size),
-            _ => None,
-        };
-        let found = match (tighter, idle) {
-            (Some(id), _) => Some(self.arenas[mode].heap.take_pending(id, size)),
-            (None, Some(id)) => {
-                self.arenas[mode].heap.take_idle(id, size);
-                Some((id, None))
             }
-            (None, None) => None,
         };
         let found = match found {
             Some(found) => found,
