@@ -1,7 +1,7 @@
 //! The loops of the evaluator: one operation over one chunk.
 //!
-//! The one idea: every loop is a plain loop over slices that the compiler vectorises. The three
-//! entries ([`unary`], [`binary`], [`cast`], [`select_by`]) are compiled twice, once for any
+//! The one idea: every loop is a plain loop over slices that the compiler vectorises. The
+//! entries ([`unary`], [`binary`], [`pair`], [`cast`], [`select_by`]) are compiled twice, once for any
 //! processor and once with wider vectors; what they call is `inline(always)` so that both get
 //! loops of their own.
 
@@ -9,6 +9,7 @@ use bytemuck::{Pod, cast_slice, cast_slice_mut};
 
 use crate::cpu::math;
 use crate::dtype::Dtype;
+use crate::element::Element;
 use crate::ir::{Binary, Unary};
 
 #[inline(always)]
@@ -241,6 +242,40 @@ fn run_binary(op: Binary, dtype: Dtype, [a, b]: [&[u8]; 2], out: &mut [u8]) {
     }
 }
 
+macro_rules! pair_float {
+    ($t:ty, $ops:expr, $params:expr, $a:expr, $out:expr) => {{
+        let [p, q]: [$t; 2] = $params.map(<$t as Element>::from_bits);
+        macro_rules! second {
+            ($first:expr) => {
+                match $ops[1] {
+                    Binary::Add => map1($a, $out, |x: $t| $first(x) + q),
+                    Binary::Sub => map1($a, $out, |x: $t| $first(x) - q),
+                    Binary::Mul => map1($a, $out, |x: $t| $first(x) * q),
+                    Binary::Min => map1($a, $out, |x: $t| $first(x).min(q)),
+                    _ => map1($a, $out, |x: $t| $first(x).max(q)),
+                }
+            };
+        }
+        match $ops[0] {
+            Binary::Add => second!(|x: $t| x + p),
+            Binary::Sub => second!(|x: $t| x - p),
+            Binary::Mul => second!(|x: $t| x * p),
+            Binary::Min => second!(|x: $t| x.min(p)),
+            _ => second!(|x: $t| x.max(p)),
+        }
+    }};
+}
+
+/// Two of add, sub, mul, min and max in a row, each with a parameter, in one loop.
+#[inline(always)]
+fn run_pair((ops, dtype): ([Binary; 2], Dtype), params: [u64; 2], a: &[u8], out: &mut [u8]) {
+    if dtype == Dtype::F64 {
+        pair_float!(f64, ops, params, a, out);
+    } else {
+        pair_float!(f32, ops, params, a, out);
+    }
+}
+
 macro_rules! cast_from {
     ($t:ty, $to:expr, $a:expr, $out:expr) => {
         match $to {
@@ -307,6 +342,11 @@ entry! {
 entry! {
     /// Two operands of `dtype`'s compute type; comparisons give bytes.
     binary, binary_wide, run_binary, (op: Binary, dtype: Dtype, pair: [&[u8]; 2], out: &mut [u8])
+}
+entry! {
+    /// Two operations in a row on f32 or f64, each with a parameter's bits as second operand.
+    pair, pair_wide, run_pair,
+    (what: ([Binary; 2], Dtype), params: [u64; 2], a: &[u8], out: &mut [u8])
 }
 entry! {
     /// From `from`'s compute type to `to`'s; a 16-bit float is rounded to its precision.

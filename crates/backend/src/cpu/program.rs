@@ -33,6 +33,8 @@ pub(super) enum Action {
     },
     Unary(Unary, Source),
     Binary(Binary, Source, Source),
+    /// Two operations in a row, each with a parameter as its second operand.
+    Pair([Binary; 2], Source, [usize; 2]),
     Select(Source, Source, Source),
     Cast(Source),
     /// A 16-bit float of an input or a parameter becomes f32.
@@ -125,8 +127,44 @@ fn check_node(kernel: &Kernel, index: usize) -> Result<(), CompileError> {
     if ok { Ok(()) } else { Err(wrong(format!("node {index}, {node:?}, does not type-check"))) }
 }
 
+/// Operations that two of which run as one loop.
+fn pairs(op: Binary) -> bool {
+    matches!(op, Binary::Add | Binary::Sub | Binary::Mul | Binary::Min | Binary::Max)
+}
+
+/// The operation and the parameter of a node that may be half of a pair, and its first operand.
+fn half(kernel: &Kernel, index: usize) -> Option<(Binary, NodeId, usize)> {
+    let Node { op: Op::Binary(op, a, b), dtype } = kernel.nodes[index] else { return None };
+    let Op::Param(slot) = kernel.nodes[b as usize].op else { return None };
+    let float = matches!(dtype, Dtype::F32 | Dtype::F64);
+    (float && pairs(op)).then_some((op, a, slot as usize))
+}
+
+/// For each node the node before it that runs in the same loop, as a pair: one that nothing else
+/// reads.
+fn find_pairs(kernel: &Kernel) -> Vec<Option<NodeId>> {
+    let mut readers = vec![0; kernel.nodes.len()];
+    for node in &kernel.nodes {
+        node.op.operands().for_each(|id| readers[id as usize] += 1);
+    }
+    kernel.outputs.iter().for_each(|output| readers[output.node() as usize] += 1);
+    let mut first = vec![None; kernel.nodes.len()];
+    for index in 0..kernel.nodes.len() {
+        if let Some((_, before, _)) = half(kernel, index)
+            && readers[before as usize] == 1
+            && first[before as usize].is_none()
+            && half(kernel, before as usize).is_some()
+        {
+            first[index] = Some(before);
+        }
+    }
+    first
+}
+
 struct Compiler<'k> {
     kernel: &'k Kernel,
+    /// The first half of a node's pair.
+    first: Vec<Option<NodeId>>,
     /// The last step that reads a node; steps are numbered by node.
     last_use: Vec<usize>,
     source: Vec<Option<Source>>,
@@ -149,7 +187,9 @@ impl Compiler<'_> {
 
     /// Registers of operands that nothing after `index` reads are free for the step after it.
     fn release(&mut self, index: usize) {
-        for id in self.kernel.nodes[index].op.operands().collect::<Vec<_>>() {
+        let own = self.kernel.nodes[index].op.operands();
+        let paired = self.first[index].map(|id| self.kernel.nodes[id as usize].op.operands());
+        for id in own.chain(paired.into_iter().flatten()).collect::<Vec<_>>() {
             if self.last_use[id as usize] == index
                 && let Some(Source::Register(register)) = self.source[id as usize]
                 && !self.spare.contains(&register)
@@ -182,7 +222,15 @@ impl Compiler<'_> {
             }
             Op::Binary(op, a, b) => {
                 operand = self.kernel.nodes[a as usize].dtype;
-                Action::Binary(op, self.source(a), self.source(b))
+                let halves = self.first[index].and_then(|first| {
+                    Some((half(self.kernel, first as usize)?, half(self.kernel, index)?))
+                });
+                match halves {
+                    Some(((one, source, p), (two, _, q))) => {
+                        Action::Pair([one, two], self.source(source), [p, q])
+                    }
+                    None => Action::Binary(op, self.source(a), self.source(b)),
+                }
             }
             Op::Select(c, a, b) => Action::Select(self.source(c), self.source(a), self.source(b)),
             Op::Cast(a) => {
@@ -212,6 +260,7 @@ impl Program {
         for index in 0..count {
             check_node(kernel, index)?;
         }
+        let first = find_pairs(kernel);
         let mut last_use = vec![0; count];
         let mut needed = vec![false; count];
         for output in &kernel.outputs {
@@ -234,17 +283,25 @@ impl Program {
                     needed[id as usize] = true;
                     last_use[id as usize] = last_use[id as usize].max(index);
                 }
+                // What the first half of a pair reads is read where the pair runs.
+                let read = first[index].map(|id| kernel.nodes[id as usize].op.operands());
+                for id in read.into_iter().flatten() {
+                    last_use[id as usize] = last_use[id as usize].max(index);
+                }
             }
         }
+        let mut in_pair = vec![false; count];
+        first.iter().flatten().for_each(|&id| in_pair[id as usize] = true);
         let mut compiler = Compiler {
             kernel,
+            first,
             last_use,
             source: vec![None; count],
             steps: Vec::new(),
             spare: Vec::new(),
             registers: 0,
         };
-        for index in (0..count).filter(|&index| needed[index]) {
+        for index in (0..count).filter(|&index| needed[index] && !in_pair[index]) {
             compiler.node(index, sole_store(kernel, index));
         }
         let mut folds = Vec::new();

@@ -420,6 +420,10 @@ fn compute(
         Action::Binary(op, a, b) => {
             ops::binary(wide, op, dtype, [values(a, size), values(b, size)], out);
         }
+        Action::Pair(both, a, params) => {
+            let params = params.map(|index| shared.params[index]);
+            ops::pair(wide, (both, dtype), params, values(a, size), out);
+        }
         Action::Select(c, a, b) => {
             ops::select_by(wide, dtype, values(c, 1), [values(a, size), values(b, size)], out);
         }
