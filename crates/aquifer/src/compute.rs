@@ -85,7 +85,7 @@ impl<'a> Inputs<'a> {
     fn dispatch(
         &self,
         queue: QueueId,
-        (built, label): (Built, &'static str),
+        (mut built, label): (Built, &'static str),
         outputs: &[Bound],
         row: u64,
     ) -> Result<()> {
@@ -98,7 +98,7 @@ impl<'a> Inputs<'a> {
             label: Cow::Borrowed(label),
             inputs: self.bound.iter().map(|bound| bound.binding).collect(),
             outputs: outputs.iter().map(|bound| bound.binding).collect(),
-            params: built.params,
+            params: std::mem::take(&mut built.params),
             len: self.len() as u64,
             row,
         };

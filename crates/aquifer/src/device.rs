@@ -431,7 +431,7 @@ impl Device {
 
     /// Allocates; on a refusal submits what is recorded, releases the cache, waits for work in
     /// flight and tries once more (rule C.3).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn allocate(
         &self,
         len: u64,
@@ -476,18 +476,18 @@ impl Device {
     ///
     /// # Errors
     /// `OutOfMemory`, `TooLarge`.
-    #[inline]
+    #[inline(always)]
     pub fn allocate_raw(&self, size: u64, mode: Storage) -> Result<RawMemory<'_>> {
         let allocation = self.allocate(size, mode, None)?;
         Ok(RawMemory { device: self, allocation: Some(allocation) })
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn free(&self, allocation: Allocation, stamps: Stamps) {
         self.timed(|pool, backend| pool.free(backend, allocation, stamps));
     }
 
-    #[inline]
+    #[inline(always)]
     fn timed<R>(&self, work: impl FnOnce(&mut Pool, &dyn Backend) -> R) -> R {
         if self.0.measuring.load(Ordering::Relaxed) == 0 {
             return work(&mut self.pool(), &*self.0.backend);

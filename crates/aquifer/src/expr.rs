@@ -104,6 +104,22 @@ pub(crate) struct Built {
     pub(crate) params: SmallVec<[u64; 4]>,
 }
 
+thread_local! {
+    /// A kernel that has been recorded, for its memory: small work allocates little.
+    static SPARE: RefCell<Option<Kernel>> = const { RefCell::new(None) };
+}
+
+impl Drop for Built {
+    fn drop(&mut self) {
+        let mut kernel = std::mem::take(&mut self.kernel);
+        kernel.nodes.clear();
+        kernel.inputs.clear();
+        kernel.params.clear();
+        kernel.outputs.clear();
+        let _ = SPARE.try_with(|spare| *spare.borrow_mut() = Some(kernel));
+    }
+}
+
 /// Runs `work` with an empty tape; an outer closure's tape comes back after it.
 pub(crate) fn build<R>(work: impl FnOnce() -> R) -> (R, Result<Built>) {
     struct Restore(Option<Tape>);
@@ -119,7 +135,8 @@ pub(crate) fn build<R>(work: impl FnOnce() -> R) -> (R, Result<Built>) {
     }
     let number = NEXT.get();
     NEXT.set(number.wrapping_add(1));
-    let fresh = Tape { number, ..Tape::default() };
+    let kernel = SPARE.with_borrow_mut(Option::take).unwrap_or_default();
+    let fresh = Tape { number, kernel, ..Tape::default() };
     let mut restore = Restore(Some(with_tape(|tape| std::mem::replace(tape, fresh))));
     let result = work();
     let outer = restore.0.take().unwrap_or_default();

@@ -248,6 +248,7 @@ impl Heap {
         }
     }
 
+    #[inline]
     fn enbin(&mut self, id: u32, idle: bool) {
         let bin = bin_of(self.node(id).size);
         let bins = if idle { &mut self.idle } else { &mut self.bare };
@@ -259,6 +260,7 @@ impl Heap {
         self.node_mut(id).bin = Links { previous: NONE, next };
     }
 
+    #[inline]
     fn unbin(&mut self, id: u32, idle: bool) {
         let Links { previous, next } = self.node(id).bin;
         if next != NONE {
@@ -275,6 +277,7 @@ impl Heap {
 
     /// Into the list by age, oldest first. A node is nearly always the newest, or (a slab that
     /// is given up, a remainder) goes back to where it just was: the walk is short.
+    #[inline]
     fn enage(&mut self, id: u32) {
         let age = self.node(id).age;
         let (mut previous, mut next) = (self.aged_last, NONE);
@@ -296,6 +299,7 @@ impl Heap {
         }
     }
 
+    #[inline]
     fn unage(&mut self, id: u32) {
         let Links { previous, next } = self.node(id).aged;
         match previous {
@@ -348,6 +352,7 @@ impl Heap {
     }
 
     /// Attaches a detached idle or bare node, joined with neighbours of the same state.
+    #[inline]
     pub(crate) fn settle(&mut self, mut id: u32) {
         let state = self.node(id).state;
         let (before, after) = (self.node(id).before, self.node(id).after);
@@ -365,6 +370,7 @@ impl Heap {
 
     /// The idle node that holds `size` best: the smallest of the first few of the first bin that
     /// can hold it. Constant time.
+    #[inline]
     pub(crate) fn find_idle(&self, size: u64) -> Option<u32> {
         let bin = bin_of(size);
         self.smallest_in(&self.idle, bin, size).or_else(|| {
@@ -374,12 +380,14 @@ impl Heap {
     }
 
     /// Takes the first `size` bytes of an idle node.
+    #[inline]
     pub(crate) fn take_idle(&mut self, id: u32, size: u64) {
         self.detach(id);
         self.carve(id, size);
     }
 
     /// The smallest of the first few nodes of a bin that hold `size`.
+    #[inline]
     pub(crate) fn smallest_in(&self, bins: &Bins, bin: usize, size: u64) -> Option<u32> {
         let mut best = None;
         let mut best_size = u64::MAX;
@@ -398,6 +406,7 @@ impl Heap {
     }
 
     /// Makes a detached node live with `size` bytes; the rest keeps its state.
+    #[inline]
     pub(crate) fn carve(&mut self, id: u32, size: u64) {
         if self.node(id).size > size {
             let rest = self.split(id, size);
@@ -407,6 +416,7 @@ impl Heap {
     }
 
     /// Frees a live node that no work uses.
+    #[inline]
     pub(crate) fn free(&mut self, id: u32, age: u64) {
         let node = self.node_mut(id);
         (node.state, node.age) = (State::Idle, age);

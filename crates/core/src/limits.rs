@@ -6,7 +6,7 @@
 use crate::caps::Storage;
 use crate::hazard::{QueueId, Stamp};
 use crate::heap::Evicted;
-use crate::memory::{BlockId, Memory};
+use crate::memory::{Block, BlockId, Memory};
 use crate::pending::{Note, Target};
 use crate::pool::{Pool, Refusal, RefusalKind, Reuse, Stop};
 use crate::size::PAGE;
@@ -20,6 +20,9 @@ const HEADROOM_PERCENT: u64 = 2;
 const HEADROOM_BYTES: u64 = 4 << 20;
 /// The most that a device without virtual memory is asked for beyond a request.
 const BLOCK_STEP: u64 = 32 << 20;
+
+/// Bytes of address space below which a span is not halved further: it would soon be full.
+const MOST_HALVED: u64 = 64 << 20;
 
 /// A file that counts in `mapped`.
 #[derive(Debug)]
@@ -239,7 +242,7 @@ impl Pool {
         let claim = match self.claim(index, queue, size) {
             Some(claim) => claim,
             None => {
-                let block = device.reserve(span.max(size.next_multiple_of(span)), mode)?;
+                let block = self.reserve(device, (mode, size), span)?;
                 let age = self.tick();
                 self.arenas[index].heap.add_region(block, age);
                 self.claim(index, queue, size).expect("a new span holds the request")
@@ -267,6 +270,26 @@ impl Pool {
         }
         let (stamp, age) = (claim.stamp(), self.tick());
         Ok((self.arenas[index].heap.finish(&claim, age), stamp))
+    }
+
+    /// A new span: of the usual size or as large as the request needs; where the system gives less
+    /// address space than usual (a limit on it, a tool that watches memory), the half, and so on.
+    fn reserve<M: Memory + ?Sized>(
+        &mut self,
+        device: &M,
+        (mode, size): (Storage, u64),
+        span: u64,
+    ) -> Result<Block, Stop> {
+        let granule = self.caps.virtual_memory.map_or(PAGE, |memory| memory.granule);
+        let least = size.next_multiple_of(granule);
+        let mut len = span.max(least);
+        loop {
+            match device.reserve(len, mode) {
+                Ok(block) => return Ok(block),
+                Err(_) if len / 2 >= least.max(MOST_HALVED) => len /= 2,
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     /// Memory for `queue` in the tightest run of idle nodes and of pending ones that only it still

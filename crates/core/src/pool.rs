@@ -249,6 +249,15 @@ pub(crate) enum Stop {
     Driver(DriverError),
 }
 
+impl From<Stop> for RefusalKind {
+    fn from(stop: Stop) -> Self {
+        match stop {
+            Stop::Limit => Self::Limit,
+            Stop::Driver(error) => Self::Driver(error.call, error.code),
+        }
+    }
+}
+
 impl From<DriverError> for Stop {
     fn from(error: DriverError) -> Self {
         Self::Driver(error)
@@ -319,7 +328,9 @@ impl Pool {
     ///
     /// # Errors
     /// A [`Refusal`]; every figure is then as it was, `peak` included.
-    #[inline]
+    // Inlined to where the allocation is kept: it is a dozen words, and each move of it waits for
+    // its own stores.
+    #[inline(always)]
     pub fn allocate<M: Memory + ?Sized>(
         &mut self,
         device: &M,
@@ -343,13 +354,10 @@ impl Pool {
             Reuse::Ranges => self.allocate_range(device, &request, size),
             Reuse::Blocks => self.allocate_whole(device, &request, size),
         };
-        let allocation = found.map_err(|stop| {
-            let kind = match stop {
-                Stop::Limit => RefusalKind::Limit,
-                Stop::Driver(error) => RefusalKind::Driver(error.call, error.code),
-            };
-            self.refusal(request.len, kind)
-        })?;
+        let allocation = match found {
+            Ok(allocation) => allocation,
+            Err(stop) => return Err(self.refusal(request.len, stop.into())),
+        };
         self.ledger.allocated(request.label, allocation.size, request.len);
         self.high_water = self.high_water.max(self.ledger.active);
         Ok(allocation)
@@ -386,7 +394,7 @@ impl Pool {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn allocate_slot<M: Memory + ?Sized>(
         &mut self,
         device: &M,
@@ -430,6 +438,7 @@ impl Pool {
         })
     }
 
+    #[inline(always)]
     fn allocate_range<M: Memory + ?Sized>(
         &mut self,
         device: &M,
@@ -528,7 +537,7 @@ impl Pool {
 
     /// Gives an allocation back. `stamps` is the work that still uses it: the memory is free at
     /// once for the same queue, and for everyone when that work is done (rule B.5).
-    #[inline]
+    #[inline(always)]
     pub fn free<M: Memory + ?Sized>(
         &mut self,
         device: &M,
@@ -595,6 +604,7 @@ impl Pool {
         self.arenas[mode].heap.free(node, age);
     }
 
+    #[inline]
     fn free_node(&mut self, (mode, node): (usize, u32), stamps: Stamps, age: u64) {
         let heap = &mut self.arenas[mode].heap;
         if stamps.is_empty() {

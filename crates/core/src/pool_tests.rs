@@ -691,3 +691,15 @@ fn every_failing_call_leaves_the_account_as_it_was() {
         }
     }
 }
+
+/// A system that gives little address space (a limit on it, a tool that watches memory) gets
+/// smaller spans.
+#[test]
+fn short_address_space_gets_smaller_spans() {
+    let (device, mut pool) = plain();
+    device.fail_after(0);
+    let range = pool.allocate(&device, Request::new(MIB, Storage::Shared)).unwrap();
+    pool.check();
+    pool.free(&device, range, Stamps::default());
+    assert_eq!(pool.close(&device), 0);
+}

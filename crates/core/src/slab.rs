@@ -216,6 +216,13 @@ impl Slabs {
         slab.age = age;
         self.empty[slab.class as usize] = id;
         self.empty_bytes += self.bytes(id);
+        // A slab that is emptied and taken again and again has one note, renewed.
+        if let Some(last) = self.empties.back_mut()
+            && last.0 == id
+        {
+            last.1 = age;
+            return;
+        }
         // Notes of slabs that were taken again are out of date; the queue is swept when they
         // outnumber what it can hold, so that it does not grow with the length of the program.
         if self.empties.len() > 4 * CLASSES {

@@ -103,10 +103,16 @@ pub(super) unsafe fn run(program: &Program, dispatch: &Dispatch) {
     };
     let rows = dispatch.len.checked_div(shared.row).unwrap_or(0);
     let shared = Sendable(shared);
-    if shared.0.row > PIECE || program.folds.is_empty() {
+    if program.folds.is_empty() {
+        run_places(&shared, dispatch.len, (PIECE, bytes));
+    } else if shared.0.row > PIECE {
         run_long_rows(&shared, rows, bytes);
     } else {
-        run_short_rows(&shared, rows, dispatch.len, bytes);
+        // Tasks of whole rows.
+        let group = PIECE.checked_div(shared.0.row).unwrap_or(1).max(1) * shared.0.row;
+        if group > 0 {
+            run_places(&shared, dispatch.len, (group, bytes));
+        }
     }
     if rows == 0 || dispatch.len == 0 {
         store_empty(&shared.0, dispatch);
@@ -123,7 +129,21 @@ fn store_empty(shared: &Shared<'_>, dispatch: &Dispatch) {
     }
 }
 
-/// Rows of more than a piece (or no folds at all): pieces of each row, joined in order.
+/// Tasks of `group` places, which end where rows do; what they fold they have stored.
+fn run_places(shared: &Sendable<'_>, len: u64, (group, bytes): (u64, u64)) {
+    let task = |index: u64| {
+        let (start, end) = (index * group, ((index + 1) * group).min(len));
+        run_task(&shared.0, start, end);
+    };
+    let tasks = len.div_ceil(group);
+    if bytes > PARALLEL_BYTES && tasks > 1 {
+        (0..tasks).into_par_iter().for_each(task);
+    } else {
+        (0..tasks).for_each(task);
+    }
+}
+
+/// Rows of more than a piece: pieces of each row, joined in order.
 fn run_long_rows(shared: &Sendable<'_>, rows: u64, bytes: u64) {
     let row = shared.0.row;
     let pieces = row.div_ceil(PIECE);
@@ -143,25 +163,6 @@ fn run_long_rows(shared: &Sendable<'_>, rows: u64, bytes: u64) {
             let result = partials.iter().fold(start, |sum, part| sum.join(fold.fold, part[at]));
             store(&shared.0, fold.output, index, result);
         }
-    }
-}
-
-/// Rows of at most a piece: tasks of whole rows.
-fn run_short_rows(shared: &Sendable<'_>, rows: u64, len: u64, bytes: u64) {
-    if rows == 0 {
-        return;
-    }
-    let row = shared.0.row;
-    let group = (PIECE / row).max(1) * row;
-    let task = |index: u64| {
-        let (start, end) = (index * group, ((index + 1) * group).min(len));
-        run_task(&shared.0, start, end);
-    };
-    let tasks = len.div_ceil(group);
-    if bytes > PARALLEL_BYTES && tasks > 1 {
-        (0..tasks).into_par_iter().for_each(task);
-    } else {
-        (0..tasks).for_each(task);
     }
 }
 
