@@ -9,7 +9,7 @@ use aquifer_core::{Access, ByteRange, Storage};
 
 use crate::buffer::{Buffer, Handle, Origin};
 use crate::device::Device;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Inner, Result};
 use crate::mode::{Mode, Shared};
 use crate::queue::Touch;
 use crate::shape::{Dims, Shape, extent};
@@ -234,14 +234,19 @@ impl<T: Element, M: Mode> Array<T, M> {
     ///
     /// # Errors
     /// `Shape` where the bytes of the last axis do not divide into `U`, `Dtype` where the offset is
-    /// not aligned for it, or `U` is bool (not every byte is one).
+    /// not aligned for it, or one of the two is bool (not every byte is one).
     pub fn reinterpret<U: Element>(&self) -> Result<Array<U, M>> {
         let wrong = |kind, text: String| Err(Error::message(kind, text));
         self.device().check_dtype(U::DTYPE)?;
-        if U::DTYPE == Dtype::Bool && T::DTYPE != Dtype::Bool {
+        // Not every byte is a bool, and through such a view any could be written.
+        if U::DTYPE != T::DTYPE && (U::DTYPE == Dtype::Bool || T::DTYPE == Dtype::Bool) {
             return wrong(
                 ErrorKind::Dtype,
-                format!("{} cannot be reinterpreted as bool: use map(|x| x.ne(..))", T::DTYPE),
+                format!(
+                    "{} cannot be reinterpreted as {}: use map(|x| x.cast())",
+                    T::DTYPE,
+                    U::DTYPE
+                ),
             );
         }
         let mut dims = self.dims.clone();
@@ -249,7 +254,10 @@ impl<T: Element, M: Mode> Array<T, M> {
             dims.push(1);
         }
         let last = dims.len() - 1;
-        let bytes = dims[last] * size_of::<T>();
+        let bytes = dims[last].checked_mul(size_of::<T>()).ok_or_else(|| {
+            let shape = self.shape().to_vec();
+            Error::new(Inner::Overflow { shape, element: size_of::<T>() })
+        })?;
         if !bytes.is_multiple_of(size_of::<U>()) {
             return wrong(
                 ErrorKind::Shape,

@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::expr::{Built, Expr, Folded, build, input, output};
 use crate::mode::{Join, Mode, join};
 use crate::queue::{self, Touch};
-use crate::shape::{Dims, repeats};
+use crate::shape::{Dims, extent, repeats};
 
 /// A range of a buffer that a kernel is bound to.
 struct Bound {
@@ -40,6 +40,11 @@ pub(crate) struct Inputs<'a> {
     device: &'a Device,
     dims: Dims,
     bound: SmallVec<[Bound; 4]>,
+}
+
+/// Elements of a shape that arrays have, or that is to be refused when one is made.
+fn len_of(dims: &[usize]) -> usize {
+    extent(dims, 1).map_or(usize::MAX, |(len, _)| len)
 }
 
 impl<'a> Inputs<'a> {
@@ -78,7 +83,7 @@ impl<'a> Inputs<'a> {
     }
 
     fn len(&self) -> usize {
-        self.dims.iter().product()
+        len_of(&self.dims)
     }
 
     /// Records the kernel.
@@ -303,7 +308,7 @@ fn run_fold<O: FoldOutput<M>, M: Mode>(
     }
     let mut outputs = Outputs { device: inputs.device, dims: &dims, queue, bound: SmallVec::new() };
     let arrays = O::make(&mut outputs, mode)?;
-    if dims.iter().product::<usize>() > 0 {
+    if len_of(&dims) > 0 {
         let bound = outputs.bound;
         inputs.dispatch(queue, (built, "reduce"), &bound, row as u64)?;
     } else {

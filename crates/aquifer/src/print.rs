@@ -22,6 +22,8 @@ impl<T: Element, M: Mode> fmt::Display for Array<T, M> {
     /// Prints like nested lists, after the work that writes the array is done.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.head() {
+            // However many empty rows there are, there is nothing in them.
+            Ok(head) if head.is_empty() => f.write_str("[]"),
             Ok(head) => {
                 let mut printer = Printer { head: &head, next: 0 };
                 printer.axis(f, self.shape())?;
@@ -54,7 +56,7 @@ impl<T: Element> Printer<'_, T> {
             if index > 0 {
                 f.write_str(", ")?;
             }
-            if self.next >= self.head.len() && !inner.contains(&0) {
+            if self.next >= self.head.len() {
                 f.write_str("...")?;
                 break;
             }

@@ -74,7 +74,8 @@ pub(crate) fn place(dims: &[usize], len: usize, index: &[usize]) -> Result<usize
     if let [flat] = index {
         return if *flat < len { Ok(*flat) } else { Err(outside()) };
     }
-    if index.len() != dims.len() {
+    // An array without elements may have axes whose product overflows.
+    if index.len() != dims.len() || len == 0 {
         return Err(outside());
     }
     let mut place = 0;
@@ -89,5 +90,5 @@ pub(crate) fn place(dims: &[usize], len: usize, index: &[usize]) -> Result<usize
 
 /// Whether `short` repeats along `long`: it is a single element, or the last axes of it.
 pub(crate) fn repeats(short: &[usize], long: &[usize]) -> bool {
-    short.iter().product::<usize>() == 1 || long.ends_with(short)
+    short.iter().all(|&dim| dim == 1) || long.ends_with(short)
 }

@@ -60,7 +60,15 @@ pub fn empty_arrays_are_legal(device: &Device) -> Result<()> {
     assert!(device.wrap(Vec::<f64>::new())?.into_vec()?.is_empty());
     assert_eq!(a.zip(&a)?.map(|(x, y)| x + y)?.to_string(), "[]");
     assert_eq!(Array::<f32>::zeros(device, [3, 0])?.reduce_last(|x| x.sum())?.to_vec()?, [0.0; 3]);
-    assert_eq!(device.memory().mapped, 0);
+    // Axes whose product overflows are harmless while one of them is 0.
+    let odd = Array::<f32>::zeros(device, [usize::MAX, usize::MAX, 0])?;
+    assert_eq!(
+        (odd.map(|x| x + 1.0)?.to_string(), odd.zip(&odd)?.map(|(x, _)| x)?.len()),
+        ("[]".into(), 0)
+    );
+    assert!(odd.get([1, 1, 0]).is_err() && odd.reduce_last(|x| x.sum()).is_err());
+    let wide = Array::<f32>::zeros(device, [0, usize::MAX])?;
+    assert!(wide.reinterpret::<u8>().is_err() && wide.sum()?.item()? == 0.0);
     Ok(())
 }
 
@@ -193,6 +201,8 @@ pub fn reshape_and_reinterpret_are_checked(device: &Device) -> Result<()> {
     }
     assert_eq!(odd.reinterpret::<i8>()?.get(0)?, 0);
     assert_eq!(a.reinterpret::<bool>().unwrap_err().kind(), ErrorKind::Dtype);
+    let flags = device.array(&[true, false])?;
+    assert_eq!(flags.reinterpret::<u8>().unwrap_err().kind(), ErrorKind::Dtype);
     let one = device.array(&[1.5f32])?.reshape(())?;
     assert_eq!((one.shape().len(), one.item()?), (0, 1.5));
     Ok(())
