@@ -161,6 +161,43 @@ fn find_pairs(kernel: &Kernel) -> Vec<Option<NodeId>> {
     first
 }
 
+/// Which nodes an output needs, and the last node that reads each.
+fn find_uses(
+    kernel: &Kernel,
+    first: &[Option<NodeId>],
+) -> Result<(Vec<bool>, Vec<usize>), CompileError> {
+    let count = kernel.nodes.len();
+    let mut last_use = vec![0; count];
+    let mut needed = vec![false; count];
+    for output in &kernel.outputs {
+        let node = output.node() as usize;
+        if node >= count {
+            return Err(wrong(format!("an output takes node {node} of {count}")));
+        }
+        let dtype = kernel.nodes[node].dtype;
+        if let Output::Fold(Fold::Count | Fold::Any | Fold::All, _) = output
+            && dtype != Dtype::Bool
+        {
+            return Err(wrong(format!("{output:?} folds {dtype}, not bool")));
+        }
+        (needed[node], last_use[node]) = (true, usize::MAX);
+    }
+    for index in (0..count).rev().filter(|&index| kernel.nodes[index].op.operands().count() > 0) {
+        if needed[index] {
+            for id in kernel.nodes[index].op.operands() {
+                needed[id as usize] = true;
+                last_use[id as usize] = last_use[id as usize].max(index);
+            }
+            // What the first half of a pair reads is read where the pair runs.
+            let read = first[index].map(|id| kernel.nodes[id as usize].op.operands());
+            for id in read.into_iter().flatten() {
+                last_use[id as usize] = last_use[id as usize].max(index);
+            }
+        }
+    }
+    Ok((needed, last_use))
+}
+
 struct Compiler<'k> {
     kernel: &'k Kernel,
     /// The first half of a node's pair.
@@ -261,35 +298,7 @@ impl Program {
             check_node(kernel, index)?;
         }
         let first = find_pairs(kernel);
-        let mut last_use = vec![0; count];
-        let mut needed = vec![false; count];
-        for output in &kernel.outputs {
-            let node = output.node() as usize;
-            if node >= count {
-                return Err(wrong(format!("an output takes node {node} of {count}")));
-            }
-            let dtype = kernel.nodes[node].dtype;
-            if let Output::Fold(Fold::Count | Fold::Any | Fold::All, _) = output
-                && dtype != Dtype::Bool
-            {
-                return Err(wrong(format!("{output:?} folds {dtype}, not bool")));
-            }
-            (needed[node], last_use[node]) = (true, usize::MAX);
-        }
-        for index in (0..count).rev().filter(|&index| kernel.nodes[index].op.operands().count() > 0)
-        {
-            if needed[index] {
-                for id in kernel.nodes[index].op.operands() {
-                    needed[id as usize] = true;
-                    last_use[id as usize] = last_use[id as usize].max(index);
-                }
-                // What the first half of a pair reads is read where the pair runs.
-                let read = first[index].map(|id| kernel.nodes[id as usize].op.operands());
-                for id in read.into_iter().flatten() {
-                    last_use[id as usize] = last_use[id as usize].max(index);
-                }
-            }
-        }
+        let (needed, last_use) = find_uses(kernel, &first)?;
         let mut in_pair = vec![false; count];
         first.iter().flatten().for_each(|&id| in_pair[id as usize] = true);
         let mut compiler = Compiler {
