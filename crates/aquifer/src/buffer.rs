@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use aquifer_backend::{Binding, Dtype, ImportError};
+use smallvec::SmallVec;
+
 use aquifer_core::{
     Access, Allocation, Block, BlockId, BorrowError, ByteRange, QueueId, Stamps, Storage, Tracker,
     Uses,
@@ -217,19 +219,22 @@ impl Buffer {
     ) -> Result<u64> {
         self.check_access(access)?;
         let backend = &self.device.0.backend;
-        if !self.tracker.is_idle() {
-            // Work that is done already has failed all the same: whoever sees its result is told.
-            for stamp in self.tracker.conflicts(range, access).iter() {
-                self.device.check_failure(stamp.queue)?;
-            }
-        }
         loop {
-            match self.tracker.borrow(range, access, |queue| backend.reached(queue)) {
-                Ok(id) => return Ok(id),
-                Err(BorrowError::Pending(stamps)) => {
-                    self.device.pool().relieve(&**backend, 50);
-                    self.device.wait_stamps(&stamps, limit)?;
+            let mut seen = SmallVec::<[QueueId; 2]>::new();
+            let borrowed = self.tracker.borrow(range, access, |queue| {
+                seen.push(queue);
+                backend.reached(queue)
+            });
+            match borrowed {
+                Ok(id) => {
+                    // Work that is done already may have failed all the same: whoever sees its
+                    // result is told.
+                    for queue in seen {
+                        self.device.check_failure(queue).inspect_err(|_| self.unborrow(id))?;
+                    }
+                    return Ok(id);
                 }
+                Err(BorrowError::Pending(stamps)) => self.device.wait_stamps(&stamps, limit)?,
                 Err(other) => return Err(other.into()),
             }
         }

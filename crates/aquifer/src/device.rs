@@ -364,7 +364,6 @@ impl Device {
 
     fn synchronize_within(&self, limit: Option<Duration>) -> Result<()> {
         let start = Instant::now();
-        self.pool().relieve(&*self.0.backend, 50);
         let queues = self.flush_all()?;
         let mut first = Ok(());
         for queue in queues {
@@ -530,7 +529,11 @@ impl Device {
             if backend.submitted(queue) < ticket {
                 self.flush(queue)?;
             }
-            backend.wait(queue, ticket, limit)?;
+            if backend.reached(queue) < ticket {
+                // C.5: a caller that waits anyway makes room meanwhile.
+                self.pool().relieve(&**backend, 50);
+                backend.wait(queue, ticket, limit)?;
+            }
         }
         self.check_failure(queue)
     }
