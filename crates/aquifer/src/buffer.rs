@@ -253,9 +253,13 @@ impl Buffer {
         }
     }
 
-    /// Gives the memory back to where it came from.
+    /// Gives the memory back to where it came from. Memory that is not the pool's goes only once
+    /// its work is done; where the driver refuses to take that work, it goes with the last handle.
     fn give_up(&self, mut stamps: Stamps) {
         let backend = &self.device.0.backend;
+        if self.imported && !self.settle(&stamps) {
+            return;
+        }
         let hold = std::mem::replace(&mut *self.hold(), Hold::Nothing);
         match hold {
             Hold::Nothing => {}
@@ -263,52 +267,85 @@ impl Buffer {
                 stamps.prune(|queue| backend.reached(queue));
                 self.device.free(allocation, stamps);
             }
-            Hold::Import { block, owner, size } => {
-                // Work in flight still reads or writes the owner's memory.
-                self.settle(&stamps);
-                backend.forget(block);
-                self.device.pool().unwrap_memory(size);
-                drop(owner);
-            }
-            Hold::Mapped(mapping) => {
-                self.settle(&stamps);
-                drop(mapping);
-            }
+            other => self.give_back(other),
         }
     }
 
-    /// Waits for work on memory that is not the pool's; failures stay for the next wait.
-    fn settle(&self, stamps: &Stamps) {
+    /// Gives memory back that no work uses.
+    fn give_back(&self, hold: Hold) {
+        match hold {
+            Hold::Nothing | Hold::Pool(_) => {}
+            Hold::Import { block, owner, size } => {
+                self.device.0.backend.forget(block);
+                self.device.pool().unwrap_memory(size);
+                drop(owner);
+            }
+            Hold::Mapped(mapping) => drop(mapping),
+        }
+    }
+
+    /// Waits for work on memory that is not the pool's; whether it is done. Failures stay for the
+    /// next wait.
+    fn settle(&self, stamps: &Stamps) -> bool {
         let backend = &self.device.0.backend;
         for stamp in stamps.iter() {
             if backend.submitted(stamp.queue) < stamp.ticket
                 && self.device.flush(stamp.queue).is_err()
             {
-                // The driver refused what was recorded: that work never runs.
+                return false;
+            }
+            // A device that is lost touches nothing any more: that ends the work too.
+            let _ = backend.wait(stamp.queue, stamp.ticket, None);
+        }
+        true
+    }
+
+    /// Ends all use of memory that is only borrowed: later uses are refused; guards and work under
+    /// way are waited for. Work that the driver refuses to take is dropped, and that is the error.
+    pub(crate) fn end_borrow(&self) -> Result<()> {
+        self.release();
+        while self.tracker.is_borrowed() {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        let stamps = self.tracker.stamps();
+        let (backend, mut refused) = (&self.device.0.backend, Ok(()));
+        for stamp in stamps.iter() {
+            if backend.submitted(stamp.queue) < stamp.ticket
+                && let Err(error) = self.device.flush(stamp.queue)
+            {
+                // It must never run: the memory is no longer ours to use.
+                let batch = self.device.recorder().discard(stamp.queue);
+                drop(batch);
+                refused = Err(error);
                 continue;
             }
             let _ = backend.wait(stamp.queue, stamp.ticket, None);
         }
+        let hold = std::mem::replace(&mut *self.hold(), Hold::Nothing);
+        self.give_back(hold);
+        refused?;
+        for stamp in stamps.iter() {
+            self.device.check_failure(stamp.queue)?;
+        }
+        Ok(())
     }
 
-    /// Waits for all work on the buffer and takes the owner of wrapped memory out.
-    pub(crate) fn take_owner(&self) -> Result<Option<Box<dyn Any + Send>>> {
-        let stamps = self.tracker.stamps();
-        self.device.wait_stamps(&stamps, None)?;
-        if !matches!(&*self.hold(), Hold::Import { .. }) {
-            return Ok(None);
+    /// Takes the owner of wrapped memory out, if it is an `O`, once all work is done. Only for the
+    /// last handle.
+    pub(crate) fn take_owner<O: Any>(&self) -> Option<O> {
+        let wanted = |hold: &Hold| matches!(hold, Hold::Import { owner, .. } if owner.is::<O>());
+        if !wanted(&self.hold()) || !self.settle(&self.tracker.stamps()) {
+            return None;
         }
         let _ = self.tracker.release();
-        match std::mem::replace(&mut *self.hold(), Hold::Nothing) {
+        let hold = std::mem::replace(&mut *self.hold(), Hold::Nothing);
+        match hold {
             Hold::Import { block, owner, size } => {
                 self.device.0.backend.forget(block);
                 self.device.pool().unwrap_memory(size);
-                Ok(Some(owner))
+                owner.downcast::<O>().ok().map(|owner| *owner)
             }
-            other => {
-                *self.hold() = other;
-                Ok(None)
-            }
+            _ => None,
         }
     }
 
@@ -328,16 +365,18 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // A release has done this already.
-        let stamps = self.tracker.stamps();
-        let empty = Hold::Nothing;
-        let hold =
-            std::mem::replace(self.hold.get_mut().unwrap_or_else(PoisonError::into_inner), empty);
-        if matches!(hold, Hold::Nothing) {
-            return;
+        let hold = self.hold.get_mut().unwrap_or_else(PoisonError::into_inner);
+        match std::mem::replace(hold, Hold::Nothing) {
+            // A release has done this already.
+            Hold::Nothing => {}
+            Hold::Pool(allocation) => {
+                let mut stamps = self.tracker.stamps();
+                stamps.prune(|queue| self.device.0.backend.reached(queue));
+                self.device.free(allocation, stamps);
+            }
+            // Batches keep imported memory alive: none that uses it is left.
+            other => self.give_back(other),
         }
-        *self.hold() = hold;
-        self.give_up(stamps);
     }
 }
 

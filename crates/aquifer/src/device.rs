@@ -369,8 +369,11 @@ impl Device {
         for queue in queues {
             let left = limit.map(|limit| limit.saturating_sub(start.elapsed()));
             let ticket = self.0.backend.submitted(queue);
-            let result = self.wait_ticket(queue, ticket, left);
-            first = first.and(result);
+            // One failure is told at a time; those behind it stay for the next wait.
+            first = match first {
+                Ok(()) => self.wait_ticket(queue, ticket, left),
+                Err(_) => first.and(self.0.backend.wait(queue, ticket, left).map_err(Error::from)),
+            };
         }
         self.pool().poll(&*self.0.backend);
         first
@@ -601,15 +604,16 @@ impl Drop for DeviceInner {
     /// Closes the device: what is free goes back; what is still live is reported (rule J.2).
     fn drop(&mut self) {
         let recorder = self.recorder.get_mut();
+        // Every array is gone, so nobody can see what is still recorded.
+        recorder.discard_all();
         for queue in recorder.queues() {
-            // Every array is gone, so nobody can see what is still recorded: it is dropped.
+            // A device that is lost touches nothing any more.
             let _ = self.backend.wait(queue, self.backend.submitted(queue), None);
             self.backend.close_queue(queue);
         }
-        let pool = self.pool.get_mut();
-        let left = pool.close(&*self.backend);
+        let left = self.pool.get_mut().close(&*self.backend);
         if left > 0 {
-            eprintln!("aquifer: {left} bytes are still allocated at the close of a device");
+            eprintln!("aquifer: {left} bytes are still held at the close of a device");
         }
     }
 }

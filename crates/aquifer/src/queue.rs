@@ -91,6 +91,19 @@ impl Recorder {
         Ok(true)
     }
 
+    /// Takes what a queue has recorded and cannot submit away, for the caller to drop without the
+    /// lock; its ticket stays to be submitted.
+    pub(crate) fn discard(&mut self, queue: QueueId) -> Batch {
+        let index = self.index(queue);
+        let batch = Batch { commands: vec![Command::Barrier], ..Batch::default() };
+        std::mem::replace(&mut self.open[index].batch, batch)
+    }
+
+    /// Drops everything recorded, at close: nobody can see it any more.
+    pub(crate) fn discard_all(&mut self) {
+        self.open.iter_mut().for_each(|open| open.batch = Batch::default());
+    }
+
     /// Records a command; whether the batch is full. Queues that were submitted on the way are
     /// added to `kick`.
     fn record(
@@ -128,7 +141,13 @@ impl Recorder {
         let stamp = Stamp { queue, ticket: open.submitted + 1, epoch: open.epoch };
         for touch in touches {
             let new = Use { stamp, range: touch.range, access: touch.access };
-            touch.buffer.tracker.record(new, |queue| backend.reached(queue))?;
+            let recorded = touch.buffer.tracker.record(new, |queue| backend.reached(queue));
+            if let Err(error) = recorded {
+                // A guard came in between. Uses that are recorded already name this batch: it must
+                // have something to submit, or whoever waits for them waits for ever.
+                open.batch.commands.push(Command::Barrier);
+                return Err(error.into());
+            }
             if touch.buffer.is_imported() {
                 open.batch.keep.push(Arc::clone(touch.buffer) as _);
             }
@@ -154,7 +173,8 @@ impl Device {
             backend.kick(queue);
         }
         if full? {
-            self.submit_full(queue)?;
+            // The command is recorded; a refusal is told by whoever submits or waits next.
+            let _ = self.submit_full(queue);
         }
         Ok(())
     }

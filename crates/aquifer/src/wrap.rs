@@ -15,6 +15,9 @@ use crate::error::{Error, ErrorKind, Inner, Result};
 use crate::mode::{CpuMode, Shared};
 use crate::shape::Shape;
 
+/// The owner of a `Vec`'s memory: what `into_vec` gives back, and no other owner.
+struct WrappedVec<T>(Vec<T>);
+
 fn reason(error: &ImportError) -> String {
     match error {
         ImportError::Unsupported(why) => (*why).to_owned(),
@@ -60,10 +63,10 @@ impl Device {
         let (address, size) = (vec.as_mut_ptr().cast::<u8>(), size_of_val(vec.as_slice()) as u64);
         // SAFETY: the elements live on the heap until the `Vec` is dropped, which its box, the
         // owner, does; moving the `Vec` does not move them, and no one else refers to them.
-        match unsafe { Buffer::import(self, address, size, Box::new(vec)) } {
+        match unsafe { Buffer::import(self, address, size, Box::new(WrappedVec(vec))) } {
             Ok(buffer) => Array::over(buffer, dims, Shared),
             Err((error, owner)) => {
-                let vec = owner.downcast::<Vec<T>>().map(|vec| *vec).unwrap_or_default();
+                let vec = owner.downcast::<WrappedVec<T>>().map_or(Vec::new(), |vec| vec.0);
                 copy_of(self, &vec, &error, may_copy)
             }
         }
@@ -194,20 +197,11 @@ impl<'env> Scope<'_, 'env> {
         Ok(array)
     }
 
-    /// Ends all use of what was wrapped.
+    /// Ends all use of what was wrapped; the first error is told, all of it is ended.
     fn end(&self) -> Result<()> {
-        let mut first = Ok(());
-        for buffer in self.buffers.borrow_mut().drain(..) {
-            // Later uses are refused from here on; then those under way end.
-            let stamps = buffer.tracker.stamps();
-            buffer.release();
-            while buffer.tracker.is_borrowed() {
-                std::thread::sleep(std::time::Duration::from_micros(50));
-            }
-            let result = self.device.wait_stamps(&stamps, None);
-            first = first.and(result);
-        }
-        first
+        let buffers = self.buffers.take();
+        let ended: Vec<Result<()>> = buffers.iter().map(|buffer| buffer.end_borrow()).collect();
+        ended.into_iter().collect()
     }
 }
 
@@ -220,11 +214,11 @@ impl Drop for Scope<'_, '_> {
 
 impl<T: Element, M: CpuMode> Array<T, M> {
     /// The `Vec` that was wrapped, once its work is done: the same allocation. Of another array's
-    /// elements a copy.
+    /// elements a copy. Work that failed is told by the next wait.
     ///
     /// # Errors
-    /// `Shared` where other handles or views share the memory, `PrivateAccess`, and what failed
-    /// on the device.
+    /// `Shared` where other handles or views share the memory, `PrivateAccess`; of a copy also
+    /// what failed on the device.
     pub fn into_vec(self) -> Result<Vec<T>> {
         if self.origin() != Origin::Wrapped {
             return self.to_vec();
@@ -237,21 +231,8 @@ impl<T: Element, M: CpuMode> Array<T, M> {
         }
         // A view or another element type is not the whole `Vec`.
         let whole = self.bytes().start == 0 && self.bytes().end == self.buffer().size;
-        if whole && let Some(owner) = self.buffer().take_owner()? {
-            return match owner.downcast::<Vec<T>>() {
-                Ok(vec) => Ok(*vec),
-                // Wrapped by `wrap_raw`, or reinterpreted: the elements are still valid here.
-                Err(owner) => {
-                    let start = self.buffer().address() as *const T;
-                    let mut copy = vec![T::default(); self.len()];
-                    // SAFETY: the owner, still alive, keeps `len` elements at `start` valid; all
-                    // work on them is done and `self` is the only handle.
-                    let elements = unsafe { std::slice::from_raw_parts(start, self.len()) };
-                    copy.copy_from_slice(elements);
-                    drop(owner);
-                    Ok(copy)
-                }
-            };
+        if whole && let Some(WrappedVec(vec)) = self.buffer().take_owner::<WrappedVec<T>>() {
+            return Ok(vec);
         }
         self.to_vec()
     }

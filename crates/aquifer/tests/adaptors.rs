@@ -50,9 +50,14 @@ fn every_failing_call_is_an_error_and_changes_nothing() {
         }
         backend.fail_after(u64::MAX / 2);
         device.synchronize().unwrap();
+        // What a batch kept alive is dropped a moment after its ticket is reached.
+        let start = std::time::Instant::now();
+        while device.memory().wrapped > 0 && start.elapsed() < Duration::from_secs(5) {
+            std::thread::yield_now();
+        }
         let after = device.memory();
         assert_eq!((before.active, before.allocations), (after.active, after.allocations));
-        assert_eq!((after.wrapped, after.mapped), (0, 0));
+        assert_eq!((after.wrapped, after.mapped), (0, 0), "call {failing}");
         assert_eq!(kept.get(999).unwrap(), 7.0);
         assert_eq!(work(&device).unwrap(), want, "the device works on after call {failing}");
     }
@@ -68,6 +73,7 @@ fn a_lost_device_ends_waits() {
     backend.lose();
     let error = a.map(|x| x.sin()).and_then(|b| b.to_vec()).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Lost), "{error}");
+    let _again = a.map(|x| x.cos()).unwrap();
     assert!(device.synchronize().is_err());
 }
 
@@ -117,6 +123,90 @@ fn late_tickets_keep_memory_pending() {
     device.clear_cache();
     let left = device.memory();
     assert_eq!(left.reserved, left.active + left.slack);
+}
+
+/// Sets a flag when it is dropped.
+struct Flag(Vec<f32>, Arc<std::sync::atomic::AtomicBool>);
+
+impl Drop for Flag {
+    fn drop(&mut self) {
+        self.1.store(true, std::sync::atomic::Ordering::SeqCst);
+    }
+}
+
+/// H.1, J.1: memory that work still uses is not given back because the driver refuses that work for
+/// now: a release waits for the last handle, a scope for the work.
+#[test]
+fn refused_work_never_touches_memory_that_is_gone() {
+    let backend = Failing::new(Cpu::open());
+    let device = device(Arc::clone(&backend) as _);
+    let dropped = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let mut owner = Flag(vec![1.0; 1000], Arc::clone(&dropped));
+    let address = owner.0.as_mut_ptr();
+    // SAFETY: the owner keeps the elements in place, and no one else has them.
+    let wrapped = unsafe { device.wrap_raw(address, 1000, Box::new(owner)) }.unwrap();
+    wrapped.assign(|x| x + 1.0).unwrap();
+    backend.fail_after(0);
+    wrapped.release();
+    let is_dropped = || dropped.load(std::sync::atomic::Ordering::SeqCst);
+    assert!(!is_dropped(), "the work is still recorded");
+    device.synchronize().unwrap();
+    assert_eq!(wrapped.get(0).unwrap_err().kind(), ErrorKind::Freed);
+    drop(wrapped);
+    while !is_dropped() {
+        std::thread::yield_now();
+    }
+    // A scope tries once more, and ends only when the work has.
+    let mut mine = vec![1.0f32; 1000];
+    let escaped = device.scope(|s| {
+        let array = s.wrap(&mut mine)?;
+        array.assign(|x| x + 1.0)?;
+        backend.fail_after(0);
+        Ok(array)
+    });
+    assert!(mine.iter().all(|&x| x == 2.0));
+    assert_eq!(escaped.unwrap().get(0).unwrap_err().kind(), ErrorKind::Freed);
+}
+
+/// O.1: a command that is recorded is not an error, though the batch that it fills is refused.
+#[test]
+fn a_recorded_command_is_not_an_error() {
+    let backend = Failing::new(Cpu::open());
+    let device = device(Arc::clone(&backend) as _);
+    let a = Array::<f32>::zeros(&device, [16]).unwrap();
+    a.assign(|x| x + 1.0).unwrap();
+    a.fill(0.0).unwrap();
+    device.synchronize().unwrap();
+    for turn in 0..200 {
+        if turn % 10 == 0 {
+            backend.fail_after(0);
+        }
+        a.assign(|x| x + 1.0).unwrap();
+    }
+    backend.fail_after(u64::MAX / 2);
+    assert_eq!(a.get(0).unwrap(), 200.0);
+}
+
+/// J.2: work that was recorded and never submitted leaves nothing behind.
+#[test]
+fn a_device_with_recorded_work_gives_all_back() {
+    for wrapped in [false, true] {
+        let tiny = Tiny::new(Cpu::open(), 1 << 30);
+        {
+            let device = device(Arc::clone(&tiny) as _);
+            let a = device.array(&vec![1.0f32; 1 << 18]).unwrap();
+            let b = if wrapped { device.wrap(vec![1.0f32; 1 << 18]).unwrap() } else { a.share() };
+            let c = b.zip(&a).unwrap().map(|(x, y)| x + y).unwrap();
+            drop((a, b));
+            assert!(tiny.used() > 0 && c.len() == 1 << 18);
+        }
+        // A wrapped array's batch is dropped by whoever ran it.
+        let start = std::time::Instant::now();
+        while tiny.used() > 0 && start.elapsed() < Duration::from_secs(5) {
+            std::thread::yield_now();
+        }
+        assert_eq!(tiny.used(), 0);
+    }
 }
 
 /// Resident bytes of this process that no file backs.

@@ -140,7 +140,8 @@ impl Memory for SlowCompiler {
     }
 }
 
-impl Backend for SlowCompiler {
+// SAFETY: all is passed on to a back end that keeps the contract.
+unsafe impl Backend for SlowCompiler {
     fn api(&self) -> &'static str {
         self.0.api()
     }

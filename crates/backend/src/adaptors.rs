@@ -134,7 +134,8 @@ impl Memory for Failing {
     }
 }
 
-impl Backend for Failing {
+// SAFETY: all is passed on to a back end that keeps the contract.
+unsafe impl Backend for Failing {
     pass_on!(backend);
     pass_on! { memory: caps() -> &Caps; budget() -> Budget; }
 
@@ -167,6 +168,8 @@ impl Backend for Failing {
         timeout: Option<Duration>,
     ) -> Result<(), WaitError> {
         if self.lost.load(Ordering::Relaxed) {
+            // A device is lost once it touches no memory any more.
+            let _ = self.inner.wait(queue, ticket, None);
             return Err(WaitError::Lost(DriverError { call: "wait", code: Self::CODE }));
         }
         self.inner.wait(queue, ticket, timeout)
@@ -214,7 +217,8 @@ impl Memory for Slow {
     }
 }
 
-impl Backend for Slow {
+// SAFETY: all is passed on to a back end that keeps the contract.
+unsafe impl Backend for Slow {
     pass_on!(backend);
     pass_on!(calls);
     pass_on! { memory: caps() -> &Caps; budget() -> Budget; }
@@ -297,7 +301,8 @@ impl Memory for Tiny {
     }
 }
 
-impl Backend for Tiny {
+// SAFETY: all is passed on to a back end that keeps the contract.
+unsafe impl Backend for Tiny {
     pass_on!(backend);
     pass_on!(calls);
     pass_on!(wait);
@@ -375,7 +380,8 @@ impl Memory for Poisoned {
     }
 }
 
-impl Backend for Poisoned {
+// SAFETY: all is passed on to a back end that keeps the contract.
+unsafe impl Backend for Poisoned {
     pass_on!(backend);
     pass_on!(calls);
     pass_on!(wait);

@@ -174,10 +174,18 @@ pub enum ImportError {
 
 /// A device and its queues.
 ///
-/// # Safety of what is submitted
-/// [`submit`](Self::submit) states what its caller must keep; everything else is safe to call in
-/// any order. An implementation never unwinds out of a call.
-pub trait Backend: Memory + Send + Sync + fmt::Debug {
+/// An implementation never unwinds out of a call.
+///
+/// # Safety
+/// Safe code dereferences what an implementation says:
+/// 1. Addresses of blocks and spans of shared memory are valid for the CPU, for the size given
+///    (spans: where committed), until they are given back; no two that are held overlap.
+/// 2. `reached` never tells of a ticket whose work still runs, and `wait` returns `Ok` only after
+///    it.
+///
+/// Whoever calls the methods of [`Memory`] on a back end that a device uses breaks its books; a
+/// device owns its back end.
+pub unsafe trait Backend: Memory + Send + Sync + fmt::Debug {
     /// The API's name: `cpu`, `vulkan`, ...
     fn api(&self) -> &'static str;
     /// Constant facts.
@@ -220,7 +228,8 @@ pub trait Backend: Memory + Send + Sync + fmt::Debug {
     /// Waits until a queue has reached a ticket that was submitted.
     ///
     /// # Errors
-    /// See [`WaitError`].
+    /// See [`WaitError`]. A back end says [`WaitError::Lost`] only once the device touches no
+    /// memory any more: what waits for it then frees that memory.
     fn wait(
         &self,
         queue: QueueId,

@@ -4,7 +4,7 @@
 //! storage modes; every rule that wants less held only says how much less.
 
 use crate::caps::Storage;
-use crate::hazard::{QueueId, Stamp};
+use crate::hazard::{QueueId, Stamp, Ticket};
 use crate::heap::Evicted;
 use crate::memory::{Block, BlockId, Memory};
 use crate::pending::{Note, Target};
@@ -440,10 +440,12 @@ impl Pool {
         Ok(old)
     }
 
-    /// Closes the pool: gives back what is free. Returns the bytes of allocations that are still
-    /// live, 0 if nothing leaks.
+    /// Closes the pool, after all submitted work is done: gives back what is free, also what work
+    /// that was never submitted would have used. Returns the bytes that are still held, 0 if
+    /// nothing leaks.
     pub fn close<M: Memory + ?Sized>(&mut self, device: &M) -> u64 {
-        self.clear_cache(device);
+        self.complete_pending(device, |_| Ticket::MAX);
+        self.evict(device, u64::MAX);
         for arena in &mut self.arenas {
             if arena.heap.granule.is_some() {
                 for span in arena.heap.remove_bare_spans() {
@@ -451,7 +453,7 @@ impl Pool {
                 }
             }
         }
-        self.ledger.active
+        self.ledger.reserved
     }
 
     fn noted_bytes(&self, note: &Note) -> u64 {

@@ -12,7 +12,7 @@ use std::fmt;
 
 use crate::blocks::Blocks;
 use crate::caps::{Caps, Storage};
-use crate::hazard::{QueueId, Stamp, Stamps};
+use crate::hazard::{QueueId, Stamp, Stamps, Ticket};
 use crate::heap::Heap;
 use crate::ledger::{LabelId, LabelRow, Ledger};
 use crate::memory::{BlockId, DriverError, Memory};
@@ -627,8 +627,19 @@ impl Pool {
     /// Makes idle what was freed while work used it and is now done, and trims the cache to its
     /// limit. The pool does so on its own calls; a device calls it when a batch is done.
     pub fn poll<M: Memory + ?Sized>(&mut self, device: &M) {
+        if self.complete_pending(device, |queue| device.reached(queue)) {
+            self.trim(device);
+        }
+    }
+
+    /// Makes idle what is done by `reached`; whether there was something.
+    pub(crate) fn complete_pending<M: Memory + ?Sized>(
+        &mut self,
+        device: &M,
+        reached: impl Fn(QueueId) -> Ticket,
+    ) -> bool {
         let mut changed = false;
-        while let Some((target, mode)) = self.pending.next_done(|queue| device.reached(queue)) {
+        while let Some((target, mode)) = self.pending.next_done(&reached) {
             changed = true;
             let age = self.tick();
             let arena = &mut self.arenas[mode];
@@ -647,9 +658,7 @@ impl Pool {
                 Target::Node { .. } | Target::Block { .. } | Target::Dead => {}
             }
         }
-        if changed {
-            self.trim(device);
-        }
+        changed
     }
 
     /// The row of label `name` inside `parent`.

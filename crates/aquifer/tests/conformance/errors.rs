@@ -92,9 +92,21 @@ pub fn failing_work_is_reported_once(device: &Device) -> Result<()> {
     let error = a.read().err().unwrap();
     assert!(error.to_string().contains("'panic'") && error.to_string().contains("as planned"));
     assert_eq!(a.read()?[0], 0.0, "never twice");
-    let queue = device.queue()?;
-    queue.run(|| failing.run(&[kernel::write(&a)], 8))?;
-    assert_eq!(queue.synchronize().unwrap_err().kind(), ErrorKind::Work);
+    let (first, second) = (device.queue()?, device.queue()?);
+    first.run(|| failing.run(&[kernel::write(&a)], 8))?;
+    assert_eq!(first.synchronize().unwrap_err().kind(), ErrorKind::Work);
+    // Two at once: each is told, one at a time.
+    let c = Array::<f32>::zeros(device, [8])?;
+    first.run(|| failing.run(&[kernel::write(&a)], 8))?;
+    second.run(|| failing.run(&[kernel::write(&c)], 8))?;
+    let told = [device.synchronize(), device.synchronize(), device.synchronize()];
+    assert_eq!(told.map(|result| result.is_err()), [true, true, false]);
+    // A wrapped `Vec` is not lost for another's failure.
+    let wrapped = device.wrap(vec![1.0f32; 8])?;
+    wrapped.assign(|x| x + 1.0)?;
+    failing.run(&[kernel::write(&a)], 8)?;
+    assert_eq!(wrapped.into_vec()?, [2.0; 8]);
+    assert!(device.synchronize().is_err());
     Ok(())
 }
 

@@ -66,6 +66,7 @@ macro_rules! conformance {
             order:
                 a_chain_has_a_barrier_each independent_work_has_none batches_stay_open_until_full
                 queues_order_by_use two_threads_alternate random_work_equals_sequential
+                guards_and_records_race_safely threads_of_a_pool_wait_safely
                 views_outlive_parents_in_flight wrapped_memory_lives_to_its_last_command
                 a_device_drops_with_work_in_flight user_kernels_see_ranges;
         }

@@ -157,6 +157,44 @@ pub fn random_work_equals_sequential(device: &Device) -> Result<()> {
     Ok(())
 }
 
+/// F.4 and N.1: guards of one thread come between the records of another; whatever is refused,
+/// nothing waits for ever and nothing is lost.
+pub fn guards_and_records_race_safely(device: &Device) -> Result<()> {
+    let (a, b) = (Array::<u32>::zeros(device, [64])?, Array::<u32>::zeros(device, [64])?);
+    let done = AtomicU32::new(0);
+    let recorded = std::thread::scope(|scope| {
+        let recorder = scope.spawn(|| {
+            let mut recorded = 0;
+            for _ in 0..5000 {
+                recorded += u32::from(a.assign_with(&b, |x, y| x + y + 1).is_ok());
+            }
+            done.store(1, Ordering::Release);
+            recorded
+        });
+        while done.load(Ordering::Acquire) == 0 {
+            drop(b.write().map(|mut guard| guard[0] = 0));
+            drop(a.read().map(|guard| guard[63]));
+        }
+        recorder.join().unwrap()
+    });
+    assert_eq!(a.get(63)?, recorded);
+    Ok(())
+}
+
+/// N.1: threads of rayon's that wait for their own queues do not wait for one another.
+pub fn threads_of_a_pool_wait_safely(device: &Device) -> Result<()> {
+    use rayon::prelude::*;
+    let a = Array::<f32>::ones(device, [1 << 20])?;
+    let sums: Vec<f32> = (0..32)
+        .into_par_iter()
+        .map(|turn| Ok(a.map(|x| x + turn as f32)?.sum()?.item()?))
+        .collect::<Result<_>>()?;
+    for (turn, sum) in sums.into_iter().enumerate() {
+        assert_eq!(sum, (turn + 1) as f32 * (1 << 20) as f32);
+    }
+    Ok(())
+}
+
 /// I.1, J.1: a view that outlives its parent keeps the memory, with work in flight.
 pub fn views_outlive_parents_in_flight(device: &Device) -> Result<()> {
     for turn in 0..50 {
@@ -236,6 +274,20 @@ pub fn user_kernels_see_ranges(device: &Device) -> Result<()> {
         saxpy.run(&[kernel::read(&x), kernel::write(&y), kernel::scalar(2.0f32)], len)?;
         assert!(y.read()?.iter().all(|&y| y == 7.0));
     }
+    // An output that is not as long as the grid is seen whole, however long the grid is.
+    let halves = device.kernel(KernelSource::cpu(|k| {
+        let (x, range) = (k.input::<f32>(0)?, k.range());
+        let y = k.output::<f32>(0)?;
+        if range != (0..x.len()) || y.len() * 2 != x.len() {
+            return Err(format!("{range:?} and {} outputs", y.len()));
+        }
+        y.iter_mut().enumerate().for_each(|(i, y)| *y = x[2 * i] + x[2 * i + 1]);
+        Ok(())
+    }))?;
+    let x = Array::<f32>::ones(device, [65_536])?;
+    let y = Array::<f32>::zeros(device, [32_768])?;
+    halves.run(&[kernel::read(&x), kernel::write(&y)], x.len())?;
+    assert_eq!(y.sum()?.item()?, 65_536.0);
     let histogram = device.kernel(KernelSource::cpu(|k| {
         let (x, _) = (k.input::<u8>(0)?, k.range());
         for &x in x {

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
+use crate::cpu::threads;
 use crate::element::Element;
 use crate::seam::{Binding, Dispatch};
 
@@ -115,8 +116,9 @@ pub(super) fn run(
         return Err("an output overlaps another argument".to_owned());
     }
     let len = dispatch.len;
-    let divides = len > RANGE
-        && dispatch.outputs.iter().all(|output| output.len % len == 0 && output.len > 0);
+    let whole_grid =
+        |output: &Binding| len.checked_mul(output.dtype.size() as u64) == Some(output.len);
+    let divides = len > RANGE && dispatch.outputs.iter().all(whole_grid);
     let call = |range: Range<u64>| {
         let outputs = dispatch.outputs.iter().map(|output| {
             if !divides {
@@ -140,9 +142,11 @@ pub(super) fn run(
         kernel(&mut args)
     };
     if divides {
-        (0..len.div_ceil(RANGE))
-            .into_par_iter()
-            .try_for_each(|index| call(index * RANGE..((index + 1) * RANGE).min(len)))
+        threads::install(|| {
+            (0..len.div_ceil(RANGE))
+                .into_par_iter()
+                .try_for_each(|index| call(index * RANGE..((index + 1) * RANGE).min(len)))
+        })
     } else {
         call(0..len)
     }

@@ -74,6 +74,17 @@ impl Regions {
         Ok(self.add(address as u64, size, Kind::Own))
     }
 
+    /// Unmaps what is still mapped, when the device closes.
+    fn unmap(region: &Region) {
+        if region.kind == Kind::Own {
+            // SAFETY: the region was mapped by `map` with this size; it was taken out of the map of
+            // regions, and nothing uses it any more (precondition 3 of `Memory`).
+            let result =
+                unsafe { rustix::mm::munmap(region.address as *mut c_void, region.size as usize) };
+            debug_assert!(result.is_ok(), "munmap of an own mapping cannot fail");
+        }
+    }
+
     /// Names memory of the caller's.
     pub(super) fn import(&self, address: u64, size: u64) -> Block {
         self.add(address, size, Kind::Imported)
@@ -81,18 +92,19 @@ impl Regions {
 
     /// Forgets a region, and unmaps it if it was mapped here.
     pub(super) fn remove(&self, block: Block) {
-        let Some(region) = self.lock().remove(&block.id.0) else { return };
-        if region.kind == Kind::Own {
-            // SAFETY: the region was mapped by `map` with this size, and `Block` is given back by
-            // value, so nothing uses it any more (precondition 3 of `Memory`).
-            let result =
-                unsafe { rustix::mm::munmap(region.address as *mut c_void, region.size as usize) };
-            debug_assert!(result.is_ok(), "munmap of an own mapping cannot fail");
+        if let Some(region) = self.lock().remove(&block.id.0) {
+            Self::unmap(&region);
         }
     }
 
-    fn address(&self, block: BlockId) -> u64 {
-        self.lock().get(&block.0).map_or(0, |region| region.address)
+    /// The address of a range, if it lies in a region of this name and kind.
+    fn locate(&self, block: BlockId, (offset, len): (u64, u64), own: bool) -> Option<u64> {
+        let regions = self.lock();
+        let region = regions.get(&block.0)?;
+        // Mapped files are imported with their length in bytes, and wired by whole pages.
+        let size = region.size.next_multiple_of(rustix::param::page_size() as u64);
+        let inside = offset.checked_add(len).is_some_and(|end| end <= size);
+        (inside && (!own || region.kind == Kind::Own)).then(|| region.address + offset)
     }
 
     fn advise(&self, address: u64, len: u64, advice: Advice) -> rustix::io::Result<()> {
@@ -111,7 +123,7 @@ impl Regions {
 
     /// Advises huge pages where whole ones are committed at once.
     pub(super) fn commit(&self, span: BlockId, offset: u64, len: u64) {
-        let address = self.address(span) + offset;
+        let Some(address) = self.locate(span, (offset, len), true) else { return };
         if let Some((start, len)) = Self::huge_pages(address, len) {
             // Advice only: without it the pages are small, and all else is the same.
             let _ = self.advise(start, len, Advice::LinuxHugepage);
@@ -120,7 +132,7 @@ impl Regions {
 
     /// Gives the pages of a range back to the system.
     pub(super) fn decommit(&self, span: BlockId, offset: u64, len: u64) {
-        let address = self.address(span) + offset;
+        let Some(address) = self.locate(span, (offset, len), true) else { return };
         if self.advise(address, len, Advice::LinuxDontNeed).is_err() {
             // Pages locked by the caller's own mlock stay; nothing else refuses.
             debug_assert!(false, "madvise(DONTNEED) of an own range failed");
@@ -132,16 +144,27 @@ impl Regions {
 
     /// Keeps a range resident.
     pub(super) fn wire(&self, block: BlockId, offset: u64, len: u64) -> Result<(), DriverError> {
-        let address = self.address(block) + offset;
+        let Some(address) = self.locate(block, (offset, len), false) else {
+            return Err(failed("mlock")(rustix::io::Errno::INVAL));
+        };
         // SAFETY: locking a mapped range changes no contents; an unmapped one is an error.
         unsafe { rustix::mm::mlock(address as *mut c_void, len as usize) }.map_err(failed("mlock"))
     }
 
     /// Undoes `wire`.
     pub(super) fn unwire(&self, block: BlockId, offset: u64, len: u64) {
-        let address = self.address(block) + offset;
+        let Some(address) = self.locate(block, (offset, len), false) else { return };
         // SAFETY: as for `wire`.
         let _ = unsafe { rustix::mm::munlock(address as *mut c_void, len as usize) };
+    }
+}
+
+impl Drop for Regions {
+    fn drop(&mut self) {
+        // The last owner of the device is gone, and with it every array; what a program gave to
+        // `Cpu` alone goes here too.
+        let regions = std::mem::take(&mut *self.lock());
+        regions.values().for_each(Self::unmap);
     }
 }
 

@@ -231,11 +231,22 @@ impl Queue {
         if self.reached() >= ticket {
             return Ok(());
         }
-        if timeout.is_none() {
+        // Not on a thread of rayon's: while it waits for its own pieces it runs other jobs, which
+        // may wait for this very queue.
+        if timeout.is_none() && rayon::current_thread_index().is_none() {
             self.help(ticket, timelines);
-            if self.reached() >= ticket {
-                return Ok(());
-            }
+        }
+        self.wait_idly(ticket, timeout)
+    }
+
+    /// Waits without running anything.
+    pub(super) fn wait_idly(
+        &self,
+        ticket: Ticket,
+        timeout: Option<Duration>,
+    ) -> Result<(), WaitError> {
+        if self.reached() >= ticket {
+            return Ok(());
         }
         let start = Instant::now();
         let spin = timeout.map_or(SPIN, |limit| limit.min(SPIN));

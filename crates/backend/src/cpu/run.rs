@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::cpu::fold::{Accumulator, fold_chunk};
 use crate::cpu::program::{Action, FoldStep, Program, Source, Step, Target};
-use crate::cpu::{ops, philox};
+use crate::cpu::{ops, philox, threads};
 use crate::dtype::Dtype;
 use crate::ir::Output;
 use crate::seam::Dispatch;
@@ -137,7 +137,7 @@ fn run_places(shared: &Sendable<'_>, len: u64, (group, bytes): (u64, u64)) {
     };
     let tasks = len.div_ceil(group);
     if bytes > PARALLEL_BYTES && tasks > 1 {
-        (0..tasks).into_par_iter().for_each(task);
+        threads::install(|| (0..tasks).into_par_iter().for_each(task));
     } else {
         (0..tasks).for_each(task);
     }
@@ -154,7 +154,7 @@ fn run_long_rows(shared: &Sendable<'_>, rows: u64, bytes: u64) {
             run_task(&shared.0, start, end)
         };
         let partials: Vec<Partial> = if bytes > PARALLEL_BYTES && pieces > 1 {
-            (0..pieces).into_par_iter().map(task).collect()
+            threads::install(|| (0..pieces).into_par_iter().map(task).collect())
         } else {
             (0..pieces).map(task).collect()
         };
