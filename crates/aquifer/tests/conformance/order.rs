@@ -187,7 +187,7 @@ pub fn threads_of_a_pool_wait_safely(device: &Device) -> Result<()> {
     let a = Array::<f32>::ones(device, [1 << 20])?;
     let sums: Vec<f32> = (0..32)
         .into_par_iter()
-        .map(|turn| Ok(a.map(|x| x + turn as f32)?.sum()?.item()?))
+        .map(|turn| a.map(|x| x + turn as f32)?.sum()?.item())
         .collect::<Result<_>>()?;
     for (turn, sum) in sums.into_iter().enumerate() {
         assert_eq!(sum, (turn + 1) as f32 * (1 << 20) as f32);
