@@ -127,8 +127,9 @@ pub(crate) fn print_memory(
     out: &mut impl Write,
 ) -> Result<(), Failure> {
     writeln!(out, "{}", bold("memory"))?;
-    for (name, value) in memory {
-        let value = value.as_u64().unwrap_or(0);
+    // In the order of the figures, not of their names.
+    for (name, _) in aquifer::MemoryStats::default().figures() {
+        let value = memory.get(name).and_then(serde_json::Value::as_u64).unwrap_or(0);
         let count = aquifer::MemoryStats::is_count(name);
         let text = if count { value.to_string() } else { format_bytes(value) };
         writeln!(out, "{name:<20}{text:>12}")?;

@@ -3,7 +3,10 @@
 //! The one idea: memory leaves the cache in one place ([`Pool::evict`]), oldest first over both
 //! storage modes; every rule that wants less held only says how much less.
 
+use smallvec::SmallVec;
+
 use crate::caps::Storage;
+use crate::growth::Claim;
 use crate::hazard::{QueueId, Stamp, Ticket};
 use crate::heap::Evicted;
 use crate::memory::{Block, BlockId, Memory};
@@ -300,41 +303,33 @@ impl Pool {
         queue: QueueId,
         size: u64,
     ) -> Option<(u32, Option<Stamp>)> {
-        let heap = &mut self.arenas[mode].heap;
-        let seeds: smallvec::SmallVec<[u32; 64]> = self
-            .pending
-            .nodes(Some(queue), mode)
-            .filter(|&(id, serial)| heap.is_pending(id, serial))
-            .map(|(id, _)| id)
-            .collect();
-        let claim = heap.claim_committed(queue, size, seeds.into_iter())?;
-        if let Some((id, serial, stamp)) = claim.cut_off() {
-            let target = Target::Node { id, serial };
-            self.pending.add(Note { target, mode, stamps: stamp.into() });
-        }
+        let seeds = self.seeds(mode, Some(queue));
+        let claim = self.arenas[mode].heap.claim_committed(queue, size, seeds.into_iter())?;
+        self.note_cut_off(mode, &claim);
         let (stamp, age) = (claim.stamp(), self.tick());
         Some((self.arenas[mode].heap.finish(&claim, age), stamp))
     }
 
-    fn claim(
-        &mut self,
-        mode: usize,
-        queue: Option<QueueId>,
-        size: u64,
-    ) -> Option<crate::growth::Claim> {
-        let heap = &mut self.arenas[mode].heap;
-        let seeds: smallvec::SmallVec<[u32; 64]> = self
-            .pending
-            .nodes(queue, mode)
-            .filter(|&(id, serial)| heap.is_pending(id, serial))
-            .map(|(id, _)| id)
-            .collect();
-        let claim = heap.claim(queue, size, seeds.into_iter())?;
+    fn claim(&mut self, mode: usize, queue: Option<QueueId>, size: u64) -> Option<Claim> {
+        let seeds = self.seeds(mode, queue);
+        let claim = self.arenas[mode].heap.claim(queue, size, seeds.into_iter())?;
+        self.note_cut_off(mode, &claim);
+        Some(claim)
+    }
+
+    /// The newest nodes that only `queue` still uses: where a search for a run begins.
+    fn seeds(&self, mode: usize, queue: Option<QueueId>) -> SmallVec<[u32; 64]> {
+        let heap = &self.arenas[mode].heap;
+        let nodes = self.pending.nodes(queue, mode);
+        nodes.filter(|&(id, serial)| heap.is_pending(id, serial)).map(|(id, _)| id).collect()
+    }
+
+    /// What a claim cut off a pending node is pending too, under a note of its own.
+    fn note_cut_off(&mut self, mode: usize, claim: &Claim) {
         if let Some((id, serial, stamp)) = claim.cut_off() {
             let target = Target::Node { id, serial };
             self.pending.add(Note { target, mode, stamps: stamp.into() });
         }
-        Some(claim)
     }
 
     fn grow_block<M: Memory + ?Sized>(

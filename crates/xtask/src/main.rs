@@ -61,7 +61,15 @@ const DOCS: &[Step] = &[(
     &[("RUSTDOCFLAGS", "-D warnings")],
 )];
 
-const EXAMPLES: &[&str] = &["01_inspect", "02_arrays", "03_memory", "04_queues", "05_kernel"];
+/// Examples with the package that each is of.
+const EXAMPLES: &[(&str, &str)] = &[
+    ("aquifer-core", "own_device"),
+    ("aquifer", "01_inspect"),
+    ("aquifer", "02_arrays"),
+    ("aquifer", "03_memory"),
+    ("aquifer", "04_queues"),
+    ("aquifer", "05_kernel"),
+];
 
 fn main() -> ExitCode {
     let command = std::env::args().nth(1);
@@ -101,8 +109,8 @@ fn step(name: &str, arguments: &[&str], variables: &[(&str, &str)]) -> bool {
 }
 
 fn examples() -> bool {
-    EXAMPLES.iter().all(|name| {
-        let arguments = ["run", "--quiet", "--locked", "--package", "aquifer", "--example", name];
+    EXAMPLES.iter().all(|(package, name)| {
+        let arguments = ["run", "--quiet", "--locked", "--package", package, "--example", name];
         step(name, &arguments, &[("AQUIFER_DEVICE", "cpu")])
     })
 }
