@@ -121,12 +121,16 @@ pub fn waits_end_in_time(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// H.5: the rule's example, and peer case 8: both always see the other's change.
+/// H.3, H.5: the rule's example, and peer case 8: both always see the other's change, through
+/// slices of the same memory.
 pub fn device_and_cpu_alternate(device: &Device) -> Result<()> {
     let a = Array::<f32>::zeros(device, [100])?;
     a.set(7, 42.0)?;
     a.assign(|x| x + 1.0)?;
     assert_eq!((a.get(7)?, a.get(8)?), (43.0, 1.0));
+    let address = a.read()?.as_ptr();
+    assert_eq!(a.write()?.as_ptr(), address);
+    assert_eq!(a.share().read()?.as_ptr(), address);
     let wrapped = device.wrap(vec![0.5f32; 100])?;
     wrapped.assign(|x| x.sin())?;
     device.synchronize()?;

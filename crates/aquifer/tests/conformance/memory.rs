@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// D.1: the figures follow arrays exactly.
+/// D.1, D.2: the figures follow arrays exactly, padding, reserved, wrapped and counts included.
 pub fn figures_follow_the_arrays(device: &Device) -> Result<()> {
     let small = Array::<u8>::zeros(device, [100])?;
     let large = Array::<f32, Private>::zeros(device, [5000])?;
@@ -10,6 +10,11 @@ pub fn figures_follow_the_arrays(device: &Device) -> Result<()> {
     assert_eq!((stats.active, stats.allocations), (256 + 32_768, 2));
     assert_eq!(stats.padding, 256 - 100 + 32_768 - 20_000);
     assert_eq!(stats.reserved, stats.active + stats.cache + stats.slack);
+    assert!(stats.peak_reserved >= stats.reserved && stats.blocks > 0);
+    let wrapped = device.wrap(vec![0u8; 1000])?;
+    assert_eq!((device.memory().wrapped, device.memory().active), (1000, stats.active));
+    drop(wrapped);
+    assert_eq!(device.memory().wrapped, 0);
     drop(large);
     device.synchronize()?;
     assert_eq!((device.memory().active, device.memory().peak), (256, 33_024));
