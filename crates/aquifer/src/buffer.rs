@@ -294,8 +294,7 @@ impl Buffer {
             {
                 return false;
             }
-            // A device that is lost touches nothing any more: that ends the work too.
-            let _ = backend.wait(stamp.queue, stamp.ticket, None);
+            self.device.wait_over(stamp.queue, stamp.ticket);
         }
         true
     }
@@ -319,7 +318,7 @@ impl Buffer {
                 refused = Err(error);
                 continue;
             }
-            let _ = backend.wait(stamp.queue, stamp.ticket, None);
+            self.device.wait_over(stamp.queue, stamp.ticket);
         }
         let hold = std::mem::replace(&mut *self.hold(), Hold::Nothing);
         self.give_back(hold);

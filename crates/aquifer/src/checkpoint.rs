@@ -24,6 +24,8 @@ struct Mapping {
     file: File,
     path: PathBuf,
     block: Option<Block>,
+    /// Why it is not used in place.
+    refused: Option<String>,
     counted: Option<MappingId>,
 }
 
@@ -105,14 +107,22 @@ impl Checkpoint {
         let entries = parse(&map).map_err(|fault| bad(fault.tensor, fault.reason))?;
         let size = mapping_size(len, device.caps().system_page)
             .ok_or_else(|| bad(None, format!("{len} bytes overflow the address range")))?;
-        let mut mapping =
-            Mapping { device: device.clone(), map, file, path, block: None, counted: None };
+        let mut mapping = Mapping {
+            device: device.clone(),
+            map,
+            file,
+            path,
+            block: None,
+            refused: None,
+            counted: None,
+        };
         let address = mapping.map.as_ptr().cast_mut();
         // SAFETY: the map stays until the mapping is dropped, which forgets the block first; it is
         // only ever bound as an input, since its buffers are read-only.
         match unsafe { device.0.backend.import(address, len) } {
             Ok(block) => mapping.block = Some(block),
-            Err(_) => return Err(mapping.error(None, "the device cannot use mapped files")),
+            // Each tensor that is used is copied, and says why.
+            Err(error) => mapping.refused = Some(crate::wrap::reason(&error)),
         }
         let name = mapping.block.as_ref().map(|block| block.id);
         let counted = device.pool().map(&*device.0.backend, size, name);
@@ -212,6 +222,11 @@ impl<'a> Tensor<'a> {
 
     /// Where an array of it has its memory.
     pub fn origin(&self) -> Origin {
+        if let Some(reason) = &self.checkpoint.mapping.refused
+            && !self.is_empty()
+        {
+            return Origin::Copied(reason.clone());
+        }
         let align = self.entry.dtype.size() as u64;
         if self.entry.offset.is_multiple_of(align) || self.is_empty() {
             return Origin::Mapped;

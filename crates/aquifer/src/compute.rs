@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use aquifer_backend::ir::Output;
-use aquifer_backend::{Binding, Command, Dispatch, Element, Program};
-use aquifer_core::{Access, ByteRange, QueueId};
+use aquifer_backend::{Binding, Command, Dispatch, Dtype, Element, Program};
+use aquifer_core::{Access, ByteRange, QueueId, Storage};
 use smallvec::SmallVec;
 
 use crate::array::Array;
@@ -19,10 +19,10 @@ use crate::queue::{self, Touch};
 use crate::shape::{Dims, extent, repeats};
 
 /// A range of a buffer that a kernel is bound to.
-struct Bound {
-    buffer: Arc<Buffer>,
-    range: ByteRange,
-    binding: Binding,
+pub(crate) struct Bound {
+    pub(crate) buffer: Arc<Buffer>,
+    pub(crate) range: ByteRange,
+    pub(crate) binding: Binding,
 }
 
 impl Bound {
@@ -30,7 +30,7 @@ impl Bound {
         Self { buffer: Arc::clone(array.buffer()), range: array.bytes(), binding: array.binding() }
     }
 
-    fn touch(&self, access: Access) -> Touch<'_> {
+    pub(crate) fn touch(&self, access: Access) -> Touch<'_> {
         Touch { buffer: &self.buffer, range: self.range, access }
     }
 }
@@ -98,7 +98,7 @@ impl<'a> Inputs<'a> {
             output.buffer.check_access(Access::Write)?;
         }
         let program = Program::Compiled(self.device.pipeline(&built.kernel)?);
-        let dispatch = Dispatch {
+        let mut dispatch = Dispatch {
             program,
             label: Cow::Borrowed(label),
             inputs: self.bound.iter().map(|bound| bound.binding).collect(),
@@ -106,10 +106,14 @@ impl<'a> Inputs<'a> {
             params: std::mem::take(&mut built.params),
             len: self.len() as u64,
             row,
+            scratch: None,
+            grid: None,
         };
+        let scratch = scratch(self.device, queue, &mut dispatch)?;
         let reads = self.bound.iter().map(|bound| bound.touch(Access::Read));
         let writes = outputs.iter().map(|bound| bound.touch(Access::Write));
-        let touches: SmallVec<[Touch<'_>; 6]> = reads.chain(writes).collect();
+        let kept = scratch.iter().map(|bound| bound.touch(Access::Write));
+        let touches: SmallVec<[Touch<'_>; 6]> = reads.chain(writes).chain(kept).collect();
         self.device.record(queue, Command::Dispatch(Box::new(dispatch)), &touches)
     }
 
@@ -122,6 +126,23 @@ impl<'a> Inputs<'a> {
         }
         Ok(())
     }
+}
+
+/// Makes a dispatch ready, with the scratch memory that its device asks for.
+pub(crate) fn scratch(
+    device: &Device,
+    queue: QueueId,
+    dispatch: &mut Dispatch,
+) -> Result<Option<Bound>> {
+    let size = device.0.backend.prepare(dispatch)?;
+    if size == 0 {
+        return Ok(None);
+    }
+    let buffer = Buffer::allocate(device, size, Storage::Private, Some(queue))?;
+    let range = ByteRange { start: 0, end: size };
+    let binding = buffer.binding(range, Dtype::U32);
+    dispatch.scratch = Some(binding);
+    Ok(Some(Bound { buffer, range, binding }))
 }
 
 /// Outputs of a kernel as they are made.
@@ -272,7 +293,7 @@ pub(crate) fn run_into<T: Element, M: Mode>(
     inputs.dispatch(queue, (built, label), &[out], 0)
 }
 
-fn copied(device: &Device, queue: QueueId, from: &Bound) -> Result<Bound> {
+pub(crate) fn copied(device: &Device, queue: QueueId, from: &Bound) -> Result<Bound> {
     let size = from.range.end - from.range.start;
     let buffer = Buffer::allocate(device, size, from.buffer.storage, Some(queue))?;
     let range = ByteRange { start: 0, end: size };

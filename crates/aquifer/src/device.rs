@@ -9,7 +9,9 @@ use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
 use aquifer_backend::ir::Kernel;
-use aquifer_backend::{Absent, Backend, Cpu, Dtype, Pipeline, absent};
+use aquifer_backend::{
+    Absent, Backend, Cpu, Dtype, Pipeline, Vulkan, VulkanDevice, WaitError, absent,
+};
 use aquifer_core::{
     Allocation, LabelRow, MemoryStats, Pool, QueueId, Request, Reuse, Settings, Stamps, Storage,
 };
@@ -52,14 +54,20 @@ pub(crate) struct DeviceInner {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DeviceEntry {
-    /// What `AQUIFER_DEVICE` and [`Device::named`] take.
+    /// The API: `cpu`, `vulkan`, ...
     pub api: &'static str,
+    /// What `AQUIFER_DEVICE` and [`Device::named`] take.
+    pub selector: String,
     /// The device's own name, if it is here.
     pub name: Option<String>,
     /// Bytes of memory, if it is here.
     pub memory: Option<u64>,
+    /// What kind of device it is: `processor`, `discrete`, `integrated`, `software`, ...
+    pub kind: Option<&'static str>,
+    /// The driver's name and version, where there is one.
+    pub driver: Option<String>,
     /// Why it is not here.
-    pub reason: Option<&'static str>,
+    pub reason: Option<String>,
 }
 
 /// How a device is opened.
@@ -165,13 +173,20 @@ impl DeviceBuilder {
     }
 }
 
+/// The best that opens without being named: a GPU, else the CPU.
+fn open_best() -> Arc<dyn Backend> {
+    match Vulkan::open_hardware() {
+        Ok(vulkan) => vulkan,
+        Err(_) => Cpu::open(),
+    }
+}
+
 fn open_named(name: Option<&str>) -> Result<Arc<dyn Backend>> {
     let environment = std::env::var("AQUIFER_DEVICE").ok();
     let (name, source) = match (name, environment.as_deref()) {
         (Some(name), _) => (name, "device"),
         (None, Some(name)) => (name, "AQUIFER_DEVICE"),
-        // The best that opens: the CPU, where this build has no other.
-        (None, None) => ("cpu", "device"),
+        (None, None) => return Ok(open_best()),
     };
     let (api, index) = match name.split_once(':') {
         Some((api, index)) => (api, Some(index)),
@@ -192,9 +207,40 @@ fn open_named(name: Option<&str>) -> Result<Arc<dyn Backend>> {
             Some(_) => Err(missing("there is one CPU device, cpu:0")),
         };
     }
+    if api.eq_ignore_ascii_case("vulkan") {
+        let index = index.and_then(|index| index.parse().ok());
+        return match Vulkan::open(index) {
+            Ok(vulkan) => Ok(vulkan),
+            Err(error) => Err(missing(&error.to_string())),
+        };
+    }
     match absent().iter().find(|entry| api.eq_ignore_ascii_case(entry.api)) {
         Some(Absent { reason, .. }) => Err(missing(reason)),
         None => Err(missing("no such device: use cpu, vulkan[:n], metal or cuda[:n]")),
+    }
+}
+
+fn missing(api: &'static str, reason: &str) -> DeviceEntry {
+    DeviceEntry {
+        api,
+        selector: api.to_owned(),
+        name: None,
+        memory: None,
+        kind: None,
+        driver: None,
+        reason: Some(reason.to_owned()),
+    }
+}
+
+fn vulkan_entry((index, device): (usize, VulkanDevice)) -> DeviceEntry {
+    DeviceEntry {
+        api: "vulkan",
+        selector: format!("vulkan:{index}"),
+        name: Some(device.name),
+        memory: Some(device.memory),
+        kind: Some(device.kind),
+        driver: Some(device.driver),
+        reason: None,
     }
 }
 
@@ -231,19 +277,24 @@ impl Device {
     /// What is here, what is not, and why.
     pub fn list() -> Vec<DeviceEntry> {
         let cpu = Cpu::open();
-        let here = DeviceEntry {
+        let mut entries = vec![DeviceEntry {
             api: "cpu",
+            selector: "cpu".to_owned(),
             name: Some(cpu.caps().name.clone()),
             memory: Some(cpu.budget().total),
+            kind: Some("processor"),
+            driver: None,
             reason: None,
-        };
-        let others = absent().iter().map(|entry| DeviceEntry {
-            api: entry.api,
-            name: None,
-            memory: None,
-            reason: Some(entry.reason),
-        });
-        std::iter::once(here).chain(others).collect()
+        }];
+        match Vulkan::list() {
+            Ok(devices) if devices.is_empty() => {
+                entries.push(missing("vulkan", "no Vulkan driver is installed"));
+            }
+            Ok(devices) => entries.extend(devices.into_iter().enumerate().map(vulkan_entry)),
+            Err(error) => entries.push(missing("vulkan", &error.to_string())),
+        }
+        entries.extend(absent().iter().map(|entry| missing(entry.api, entry.reason)));
+        entries
     }
 
     /// The device's own name.
@@ -412,11 +463,7 @@ impl Device {
             return Ok(pipeline);
         }
         // Outside the lock: a slow compilation does not block those whose pipeline is there.
-        let pipeline = self
-            .0
-            .backend
-            .compile(kernel)
-            .map_err(|error| Error::message(ErrorKind::Kernel, error.reason))?;
+        let pipeline = self.0.backend.compile(kernel)?;
         self.0.compiled.fetch_add(1, Ordering::Relaxed);
         let mut pipelines = self.0.pipelines.lock();
         Ok(pipelines.entry(kernel.clone()).or_insert(pipeline).clone())
@@ -541,6 +588,12 @@ impl Device {
         self.check_failure(queue)
     }
 
+    /// Waits until work that was submitted is over, whatever it takes: memory that it uses may go
+    /// only then. Of a device that is lost it is over too.
+    pub(crate) fn wait_over(&self, queue: QueueId, ticket: u64) {
+        wait_over(&*self.0.backend, queue, ticket);
+    }
+
     /// Takes the next failure of work on a queue.
     pub(crate) fn check_failure(&self, queue: QueueId) -> Result<()> {
         match self.0.backend.take_failure(queue) {
@@ -556,6 +609,13 @@ impl Device {
             self.wait_ticket(stamp.queue, stamp.ticket, left)?;
         }
         Ok(())
+    }
+}
+
+fn wait_over(backend: &dyn Backend, queue: QueueId, ticket: u64) {
+    while matches!(backend.wait(queue, ticket, None), Err(WaitError::Driver(_))) {
+        // The driver was short of something: it is asked again.
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -607,8 +667,7 @@ impl Drop for DeviceInner {
         // Every array is gone, so nobody can see what is still recorded.
         recorder.discard_all();
         for queue in recorder.queues() {
-            // A device that is lost touches nothing any more.
-            let _ = self.backend.wait(queue, self.backend.submitted(queue), None);
+            wait_over(&*self.backend, queue, self.backend.submitted(queue));
             self.backend.close_queue(queue);
         }
         let left = self.pool.get_mut().close(&*self.backend);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use aquifer_backend::{Dtype, Failure, WaitError};
+use aquifer_backend::{CompileError, Dtype, Failure, WaitError};
 use aquifer_core::{Access, DriverError, Refusal};
 
 /// `std::result::Result` whose error is this crate's [`Error`] unless another is named.
@@ -103,6 +103,7 @@ impl Error {
             Inner::Unsupported { .. } => ErrorKind::Dtype,
             Inner::Work(_) => ErrorKind::Work,
             Inner::Wait(WaitError::Timeout) => ErrorKind::Timeout,
+            Inner::Wait(WaitError::Driver(_)) => ErrorKind::Backend,
             Inner::Wait(_) => ErrorKind::Lost,
             Inner::Driver(_) => ErrorKind::Backend,
             Inner::File { .. } => ErrorKind::File,
@@ -147,6 +148,7 @@ impl fmt::Display for Error {
             }
             Inner::Wait(WaitError::Timeout) => f.write_str("the time of the wait is up"),
             Inner::Wait(WaitError::Lost(error)) => write!(f, "the device is lost: {error}"),
+            Inner::Wait(WaitError::Driver(error)) => write!(f, "{error}"),
             Inner::Wait(_) => f.write_str("the wait failed"),
             Inner::Driver(error) => write!(f, "{error}"),
             Inner::File { path, tensor: None, reason } => {
@@ -170,7 +172,8 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match &*self.0 {
             Inner::Refused(refusal) => Some(refusal),
-            Inner::Driver(error) | Inner::Wait(WaitError::Lost(error)) => Some(error),
+            Inner::Driver(error)
+            | Inner::Wait(WaitError::Lost(error) | WaitError::Driver(error)) => Some(error),
             Inner::Io { source, .. } => Some(source),
             _ => None,
         }
@@ -186,6 +189,15 @@ impl From<Refusal> for Error {
 impl From<DriverError> for Error {
     fn from(error: DriverError) -> Self {
         Self::new(Inner::Driver(error))
+    }
+}
+
+impl From<CompileError> for Error {
+    fn from(error: CompileError) -> Self {
+        match error.driver {
+            Some(driver) => driver.into(),
+            None => Self::message(ErrorKind::Kernel, error.reason),
+        }
     }
 }
 

@@ -1,25 +1,31 @@
-//! Kernels of the user's own (rule N.4): on the CPU a closure over ranges.
+//! Kernels of the user's own (rule N.4): WGSL for devices that compile it, a closure over ranges
+//! for the CPU.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-use aquifer_backend::{Binding, Command, Dispatch, Element, HostArgs, HostKernel, Program};
-use aquifer_core::Access;
+use aquifer_backend::{
+    Argument, Binding, Command, Dispatch, Dtype, Element, HostArgs, HostKernel, Program, Signature,
+    Source, signature,
+};
+use aquifer_core::{Access, ByteRange};
 use smallvec::SmallVec;
 
 use crate::array::Array;
 use crate::buffer::Buffer;
+use crate::compute::{Bound, copied};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Inner, Result};
 use crate::mode::Mode;
 use crate::queue::{self, Touch};
 
-/// The source of a kernel, by kind of device.
+/// The source of a kernel, by kind of device: WGSL, a closure, or both.
 #[derive(Clone, Default)]
 pub struct KernelSource {
     name: Option<String>,
     cpu: Option<HostKernel>,
+    wgsl: Option<Source>,
 }
 
 impl KernelSource {
@@ -28,7 +34,36 @@ impl KernelSource {
     pub fn cpu(
         closure: impl Fn(&mut HostArgs<'_>) -> Result<(), String> + Send + Sync + 'static,
     ) -> Self {
-        Self { name: None, cpu: Some(Arc::new(closure)) }
+        Self { cpu: Some(Arc::new(closure)), ..Self::default() }
+    }
+
+    /// A kernel in WGSL, for devices that compile it. Arrays are `var<storage>` in `@group(0)`, in
+    /// the order of their bindings; scalars are `var<immediate>`, one or a struct of them. What
+    /// the kernel does with an array is read from the text. An index that is out of range reads
+    /// 0 and writes nothing; in a text with atomics it is the nearest element.
+    #[must_use]
+    pub fn wgsl(text: &str) -> Self {
+        Self { wgsl: Some(Source { text: text.to_owned(), entry: None }), ..Self::default() }
+    }
+
+    /// The same in Rust, for the CPU device. Its inputs and outputs are the arrays that the WGSL
+    /// reads and writes, each in order.
+    #[must_use]
+    pub fn with_cpu(
+        mut self,
+        closure: impl Fn(&mut HostArgs<'_>) -> Result<(), String> + Send + Sync + 'static,
+    ) -> Self {
+        self.cpu = Some(Arc::new(closure));
+        self
+    }
+
+    /// The entry point of the WGSL; needed only where there are several.
+    #[must_use]
+    pub fn entry(mut self, name: &str) -> Self {
+        if let Some(source) = &mut self.wgsl {
+            source.entry = Some(name.to_owned());
+        }
+        self
     }
 
     /// The name that errors carry; default `kernel`.
@@ -41,7 +76,10 @@ impl KernelSource {
 
 impl fmt::Debug for KernelSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KernelSource").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("KernelSource")
+            .field("name", &self.name)
+            .field("wgsl", &self.wgsl)
+            .finish_non_exhaustive()
     }
 }
 
@@ -49,38 +87,46 @@ impl fmt::Debug for KernelSource {
 pub struct Kernel {
     device: Device,
     name: String,
-    closure: HostKernel,
+    program: Program,
+    /// What its WGSL takes.
+    signature: Option<Signature>,
 }
 
-/// One argument of a kernel; made by [`read`], [`write()`] and [`scalar`].
+/// One argument of a kernel; made by [`read`], [`write()`], [`array`] and [`scalar`].
 pub struct Arg<'a>(ArgKind<'a>);
 
 enum ArgKind<'a> {
     Array {
         buffer: &'a Arc<Buffer>,
         binding: Binding,
-        range: aquifer_core::ByteRange,
-        access: Access,
+        range: ByteRange,
+        /// As the caller says it.
+        access: Option<Access>,
     },
-    Scalar(u64),
+    Scalar(Dtype, u64),
 }
 
 /// An array that a kernel reads.
 pub fn read<T: Element, M: Mode>(array: &Array<T, M>) -> Arg<'_> {
-    arg(array, Access::Read)
+    arg(array, Some(Access::Read))
 }
 
 /// An array that a kernel writes.
 pub fn write<T: Element, M: Mode>(array: &Array<T, M>) -> Arg<'_> {
-    arg(array, Access::Write)
+    arg(array, Some(Access::Write))
+}
+
+/// An array; what the kernel does with it is in its WGSL.
+pub fn array<T: Element, M: Mode>(array: &Array<T, M>) -> Arg<'_> {
+    arg(array, None)
 }
 
 /// A value that a kernel gets.
 pub fn scalar<'a, T: Element>(value: T) -> Arg<'a> {
-    Arg(ArgKind::Scalar(value.to_bits()))
+    Arg(ArgKind::Scalar(T::DTYPE, value.to_bits()))
 }
 
-fn arg<T: Element, M: Mode>(array: &Array<T, M>, access: Access) -> Arg<'_> {
+fn arg<T: Element, M: Mode>(array: &Array<T, M>, access: Option<Access>) -> Arg<'_> {
     Arg(ArgKind::Array {
         buffer: array.buffer(),
         binding: array.binding(),
@@ -95,88 +141,261 @@ impl Device {
     /// ```
     /// use aquifer::prelude::*;
     /// let device = Device::cpu()?;
-    /// let double = device.kernel(KernelSource::cpu(|k| {
-    ///     let (x, range) = (k.input::<f32>(0)?, k.range());
+    /// let text = "
+    ///     @group(0) @binding(0) var<storage, read> x: array<f32>;
+    ///     @group(0) @binding(1) var<storage, read_write> y: array<f32>;
+    ///     var<immediate> factor: f32;
+    ///     @compute @workgroup_size(64)
+    ///     fn scale(@builtin(global_invocation_id) id: vec3<u32>) {
+    ///         y[id.x] = factor * x[id.x];
+    ///     }";
+    /// let scale = device.kernel(KernelSource::wgsl(text).with_cpu(|k| {
+    ///     let (x, factor, range) = (k.input::<f32>(0)?, k.scalar::<f32>(0)?, k.range());
     ///     for (y, x) in k.output::<f32>(0)?.iter_mut().zip(&x[range]) {
-    ///         *y = 2.0 * x;
+    ///         *y = factor * x;
     ///     }
     ///     Ok(())
     /// }))?;
     /// let x = device.array(&[1.0f32, 2.0])?;
     /// let y = x.similar()?;
-    /// double.run(&[kernel::read(&x), kernel::write(&y)], x.len())?;
+    /// scale.run(&[kernel::array(&x), kernel::array(&y), kernel::scalar(2.0f32)], x.len())?;
     /// assert_eq!(y.to_vec()?, [2.0, 4.0]);
     /// # Ok::<(), aquifer::Error>(())
     /// ```
     ///
     /// # Errors
-    /// `Kernel` where there is no source for this kind of device.
+    /// `Kernel` where there is no source for this kind of device, or the WGSL has a fault, with
+    /// its line.
     pub fn kernel(&self, source: KernelSource) -> Result<Kernel> {
         let name = source.name.unwrap_or_else(|| "kernel".to_owned());
-        match source.cpu {
-            Some(closure) if self.backend() == "cpu" => {
-                Ok(Kernel { device: self.clone(), name, closure })
+        let hosts = self.caps().host_kernels;
+        let (program, signature) = match (source.wgsl, source.cpu) {
+            (Some(wgsl), _) if !hosts => {
+                let (pipeline, signature) = self.0.backend.compile_source(&wgsl)?;
+                (Program::Compiled(pipeline), Some(signature))
             }
-            _ => Err(Error::message(
-                ErrorKind::Kernel,
-                format!("kernel '{name}' has no source for the device {self}"),
-            )),
-        }
+            (wgsl, Some(closure)) if hosts => {
+                let signature = wgsl.map(|wgsl| signature(&wgsl)).transpose()?;
+                (Program::Host(closure), signature)
+            }
+            _ => {
+                let what =
+                    if hosts { "a closure: with_cpu()" } else { "WGSL: KernelSource::wgsl()" };
+                return Err(Error::message(
+                    ErrorKind::Kernel,
+                    format!("kernel '{name}' has no source for the device {self}: it takes {what}"),
+                ));
+            }
+        };
+        Ok(Kernel { device: self.clone(), name, program, signature })
     }
 }
 
+/// An argument with what the kernel does with it, and where it is bound.
+struct Placed {
+    bound: Bound,
+    access: Access,
+    /// What was written goes back there.
+    back: Option<Bound>,
+}
+
 impl Kernel {
-    /// Records the kernel over `len` places. The closure finds the arrays that are read as its
-    /// inputs and those that are written as its outputs, each in the order given.
+    /// Records the kernel over `len` places: as many workgroups along the first axis as cover
+    /// them. A closure finds the arrays that are read as its inputs and those that are written as
+    /// its outputs, each in the order given.
     ///
     /// # Errors
-    /// `Kernel` where a written array overlaps another argument or an array is of another device,
-    /// `ReadOnly`, `Borrowed` while a guard lives, `Freed`.
+    /// `Kernel` where arguments do not fit the WGSL, a written array overlaps another argument, an
+    /// array is of another device or the grid is above the device's limit; `ReadOnly`, `Borrowed`
+    /// while a guard lives, `Freed`.
     pub fn run(&self, args: &[Arg<'_>], len: usize) -> Result<()> {
-        let wrong = |text: &str| {
-            Err(Error::message(ErrorKind::Kernel, format!("kernel '{}': {text}", self.name)))
-        };
-        let mut dispatch = Dispatch {
-            program: Program::Host(Arc::clone(&self.closure)),
-            label: Cow::Owned(self.name.clone()),
-            inputs: SmallVec::new(),
-            outputs: SmallVec::new(),
-            params: SmallVec::new(),
-            len: len as u64,
-            row: 0,
-        };
-        let mut touches: SmallVec<[Touch<'_>; 6]> = SmallVec::new();
+        self.run_over(args, len as u64, None)
+    }
+
+    /// Records the kernel over a grid of workgroups. Closures run over as many places as the grid
+    /// has workgroups.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn run_grid(&self, args: &[Arg<'_>], grid: [u32; 3]) -> Result<()> {
+        let len = grid.iter().try_fold(1u64, |all, &axis| all.checked_mul(axis.into()));
+        match len {
+            Some(len) => self.run_over(args, len, Some(grid)),
+            None => self.wrong(format!("a grid of {grid:?} workgroups overflows")),
+        }
+    }
+
+    fn wrong<T>(&self, text: impl fmt::Display) -> Result<T> {
+        Err(Error::message(ErrorKind::Kernel, format!("kernel '{}': {text}", self.name)))
+    }
+
+    fn run_over(&self, args: &[Arg<'_>], len: u64, grid: Option<[u32; 3]>) -> Result<()> {
+        let mut params = SmallVec::new();
+        let mut placed: SmallVec<[Placed; 4]> = SmallVec::new();
         for arg in args {
             match &arg.0 {
-                ArgKind::Scalar(bits) => dispatch.params.push(*bits),
+                ArgKind::Scalar(dtype, bits) => {
+                    self.check_scalar(params.len(), *dtype)?;
+                    params.push(*bits);
+                }
                 ArgKind::Array { buffer, binding, range, access } => {
+                    let access = self.check_array(placed.len(), binding, *access)?;
                     if buffer.device != self.device {
-                        return wrong("an array is on another device");
+                        return self.wrong("an array is on another device");
                     }
                     if buffer.tracker.is_released() {
                         return Err(Error::new(Inner::Freed));
                     }
-                    buffer.check_access(*access)?;
-                    match access {
-                        Access::Read => dispatch.inputs.push(*binding),
-                        Access::Write => dispatch.outputs.push(*binding),
-                    }
-                    touches.push(Touch { buffer, range: *range, access: *access });
+                    buffer.check_access(access)?;
+                    let bound =
+                        Bound { buffer: Arc::clone(buffer), range: *range, binding: *binding };
+                    placed.push(Placed { bound, access, back: None });
                 }
             }
         }
-        let overlaps = |(index, output): (usize, &Binding)| {
-            let others = dispatch.inputs.iter().chain(&dispatch.outputs[..index]);
-            others.into_iter().any(|other| output.overlaps(other))
-        };
-        if dispatch.outputs.iter().enumerate().any(overlaps) {
-            return wrong("a written array overlaps another argument");
-        }
-        if len == 0 {
+        self.check_counts(placed.len(), params.len())?;
+        self.check_overlaps(&placed)?;
+        if len == 0 || grid.is_some_and(|grid| grid.contains(&0)) {
             return Ok(());
         }
+        self.align(&mut placed)?;
+        let of = |wanted: Access| {
+            placed.iter().filter(move |one| one.access == wanted).map(|one| one.bound.binding)
+        };
+        let dispatch = Dispatch {
+            program: self.program.clone(),
+            label: Cow::Owned(self.name.clone()),
+            inputs: of(Access::Read).collect(),
+            outputs: of(Access::Write).collect(),
+            params,
+            len,
+            row: 0,
+            scratch: None,
+            grid,
+        };
+        if !self.device.caps().host_kernels {
+            self.device.0.backend.prepare(&dispatch)?;
+        }
+        let touches: SmallVec<[Touch<'_>; 6]> =
+            placed.iter().map(|one| one.bound.touch(one.access)).collect();
         let queue = queue::current(&self.device)?;
-        self.device.record(queue, Command::Dispatch(Box::new(dispatch)), &touches)
+        self.device.record(queue, Command::Dispatch(Box::new(dispatch)), &touches)?;
+        for one in &placed {
+            if let Some(back) = &one.back {
+                let command = Command::Copy { from: one.bound.binding, to: back.binding };
+                let touches = [one.bound.touch(Access::Read), back.touch(Access::Write)];
+                self.device.record(queue, command, &touches)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Arrays that lie where the device cannot bind them are copied, and what is written copied
+    /// back.
+    fn align(&self, placed: &mut [Placed]) -> Result<()> {
+        let queue = queue::current(&self.device)?;
+        let alignment = self.device.caps().binding_alignment;
+        for one in placed {
+            let empty = one.bound.binding.len == 0;
+            if !empty && !one.bound.binding.address.is_multiple_of(alignment) {
+                let copy = copied(&self.device, queue, &one.bound)?;
+                let original = std::mem::replace(&mut one.bound, copy);
+                one.back = (one.access == Access::Write).then_some(original);
+            }
+            // The padding of an array's own memory lets kernels read it by whole words.
+            let whole = one.bound.range.end == one.bound.buffer.size;
+            if whole && !one.bound.buffer.is_imported() && self.signature.is_some() {
+                let len = &mut one.bound.binding.len;
+                *len = len.next_multiple_of(4);
+            }
+        }
+        Ok(())
+    }
+
+    fn arrays(&self) -> Option<Vec<(Access, Option<Dtype>, u64)>> {
+        let arguments = &self.signature.as_ref()?.arguments;
+        let arrays = arguments.iter().filter_map(|argument| match *argument {
+            Argument::Array { access, element, least } => Some((access, element, least)),
+            Argument::Scalar(_) => None,
+        });
+        Some(arrays.collect())
+    }
+
+    fn scalars(&self) -> Option<Vec<Dtype>> {
+        let arguments = &self.signature.as_ref()?.arguments;
+        let scalars = arguments.iter().filter_map(|argument| match argument {
+            Argument::Scalar(dtype) => Some(*dtype),
+            Argument::Array { .. } => None,
+        });
+        Some(scalars.collect())
+    }
+
+    fn check_counts(&self, arrays: usize, scalars: usize) -> Result<()> {
+        if let (Some(known), Some(values)) = (self.arrays(), self.scalars())
+            && (known.len(), values.len()) != (arrays, scalars)
+        {
+            return self.wrong(format!(
+                "it takes {} arrays and {} scalars, not {arrays} and {scalars}",
+                known.len(),
+                values.len()
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_scalar(&self, index: usize, dtype: Dtype) -> Result<()> {
+        match self.scalars().and_then(|scalars| scalars.get(index).copied()) {
+            Some(wanted) if wanted != dtype => {
+                self.wrong(format!("scalar {index} is {wanted} in the WGSL, not {dtype}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What the kernel does with its `index`-th array, which must fit it.
+    fn check_array(&self, index: usize, binding: &Binding, said: Option<Access>) -> Result<Access> {
+        let Some(arrays) = self.arrays() else {
+            return match said {
+                Some(access) => Ok(access),
+                None => self.wrong(format!(
+                    "array {index}: a closure does not say what it does: use read() or write()"
+                )),
+            };
+        };
+        let Some(&(access, element, least)) = arrays.get(index) else {
+            // The count is wrong, which is told next.
+            return Ok(said.unwrap_or(Access::Read));
+        };
+        if said == Some(Access::Read) && access == Access::Write {
+            return self.wrong(format!("array {index} is written by the WGSL: use write()"));
+        }
+        let dtype = binding.dtype;
+        // Elements of less than a word are seen as words; a bool is only ever written as one.
+        let words = dtype.size() < 4 && element == Some(Dtype::U32);
+        let fits = element.is_none_or(|element| element == dtype) || words;
+        if !fits || (dtype == Dtype::Bool && access == Access::Write) {
+            let wanted =
+                element.map_or_else(|| "no bool".to_owned(), |element| element.to_string());
+            return self
+                .wrong(format!("array {index} has elements of {dtype}; the WGSL: {wanted}"));
+        }
+        if binding.len.next_multiple_of(4) < least {
+            return self
+                .wrong(format!("array {index} has {} bytes; the WGSL needs {least}", binding.len));
+        }
+        Ok(access)
+    }
+
+    fn check_overlaps(&self, placed: &[Placed]) -> Result<()> {
+        for (index, one) in placed.iter().enumerate() {
+            for other in &placed[..index] {
+                let written = one.access == Access::Write || other.access == Access::Write;
+                if written && one.bound.binding.overlaps(&other.bound.binding) {
+                    return self.wrong("a written array overlaps another argument");
+                }
+            }
+        }
+        Ok(())
     }
 }
 

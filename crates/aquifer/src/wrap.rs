@@ -18,7 +18,8 @@ use crate::shape::Shape;
 /// The owner of a `Vec`'s memory: what `into_vec` gives back, and no other owner.
 struct WrappedVec<T>(Vec<T>);
 
-fn reason(error: &ImportError) -> String {
+/// Why memory is not used in place.
+pub(crate) fn reason(error: &ImportError) -> String {
     match error {
         ImportError::Unsupported(why) => (*why).to_owned(),
         ImportError::Driver(error) => error.to_string(),

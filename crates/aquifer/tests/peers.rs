@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use aquifer::backend::ir::Kernel;
 use aquifer::backend::{
-    Backend, Batch, Budget, CompileError, Cpu, Failure, ImportError, Pipeline, WaitError,
+    Backend, Batch, Budget, CompileError, Cpu, Dispatch, Failure, ImportError, Pipeline, Signature,
+    Source, WaitError,
 };
 use aquifer::core::{Block, BlockId, Caps, DriverError, Memory, QueueId, Ticket};
 use aquifer::prelude::*;
@@ -193,6 +194,18 @@ unsafe impl Backend for SlowCompiler {
             std::thread::sleep(COMPILE);
         }
         self.0.compile(kernel)
+    }
+    fn compile_source(&self, source: &Source) -> Result<(Pipeline, Signature), CompileError> {
+        self.0.compile_source(source)
+    }
+    fn prepare(&self, dispatch: &Dispatch) -> Result<u64, CompileError> {
+        self.0.prepare(dispatch)
+    }
+    fn flush(&self, block: BlockId, offset: u64, len: u64) -> Result<(), DriverError> {
+        self.0.flush(block, offset, len)
+    }
+    fn invalidate(&self, block: BlockId, offset: u64, len: u64) -> Result<(), DriverError> {
+        self.0.invalidate(block, offset, len)
     }
 }
 

@@ -10,7 +10,8 @@ use aquifer_core::{Block, BlockId, Caps, DriverError, Memory, QueueId, Storage, 
 use crate::dtype::Dtype;
 use crate::ir::Kernel;
 use crate::seam::{
-    Backend, Batch, Budget, CompileError, Failure, ImportError, Pipeline, WaitError,
+    Backend, Batch, Budget, CompileError, Dispatch, Failure, ImportError, Pipeline, Signature,
+    Source, WaitError,
 };
 
 /// The methods of both traits that an adaptor passes on as they are.
@@ -27,6 +28,10 @@ macro_rules! pass_on {
             kick(queue: QueueId);
             submitted(queue: QueueId) -> Ticket;
             take_failure(queue: QueueId) -> Option<Failure>;
+            compile_source(source: &Source) -> Result<(Pipeline, Signature), CompileError>;
+            prepare(dispatch: &Dispatch) -> Result<u64, CompileError>;
+            flush(block: BlockId, offset: u64, len: u64) -> Result<(), DriverError>;
+            invalidate(block: BlockId, offset: u64, len: u64) -> Result<(), DriverError>;
         }
     };
     (calls) => {
@@ -157,7 +162,8 @@ unsafe impl Backend for Failing {
     }
 
     fn compile(&self, kernel: &Kernel) -> Result<Pipeline, CompileError> {
-        self.call("compile").map_err(|error| CompileError { reason: error.to_string() })?;
+        self.call("compile")
+            .map_err(|error| CompileError { reason: error.to_string(), driver: Some(error) })?;
         self.inner.compile(kernel)
     }
 
@@ -331,7 +337,8 @@ impl Poisoned {
     }
 
     fn fill(&self, block: BlockId, offset: u64, len: u64) {
-        if let Some(address) = self.addresses().get(&block) {
+        // What the CPU cannot write has no address.
+        if let Some(address) = self.addresses().get(&block).filter(|&&address| address != 0) {
             // SAFETY: the range is memory of the device that no one uses: it was just given out,
             // or goes back now (precondition 3 of `Memory`), at an address the CPU can write.
             unsafe {

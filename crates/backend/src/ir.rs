@@ -65,7 +65,38 @@ pub enum Binary {
     Ne,
 }
 
+impl Unary {
+    /// Whether it exists from one type to another.
+    fn fits(self, operand: Dtype, result: Dtype) -> bool {
+        match self {
+            Self::IsNan | Self::IsInf => result == Dtype::Bool,
+            Self::Not => operand == result && !result.is_float(),
+            Self::Neg | Self::Abs => operand == result && result != Dtype::Bool,
+            _ => operand == result && result.is_float(),
+        }
+    }
+}
+
 impl Binary {
+    /// Whether it exists for operands of a type.
+    fn takes(self, operand: Dtype) -> bool {
+        let bits = matches!(self, Self::And | Self::Or | Self::Xor | Self::Shl | Self::Shr);
+        match operand {
+            Dtype::Bool => !matches!(
+                self,
+                Self::Add
+                    | Self::Sub
+                    | Self::Mul
+                    | Self::Div
+                    | Self::Rem
+                    | Self::Pow
+                    | Self::Shl
+                    | Self::Shr
+            ),
+            dtype => !(bits && dtype.is_float()),
+        }
+    }
+
     /// Whether the result is a bool whatever the operands are.
     pub const fn compares(self) -> bool {
         matches!(self, Self::Lt | Self::Le | Self::Gt | Self::Ge | Self::Eq | Self::Ne)
@@ -100,6 +131,11 @@ pub enum Op {
 }
 
 impl Op {
+    /// Whether it reads any node.
+    pub fn reads(self) -> bool {
+        self.operands().next().is_some()
+    }
+
     /// The nodes that it reads.
     pub fn operands(self) -> impl Iterator<Item = NodeId> {
         let all = match self {
@@ -195,5 +231,55 @@ impl Kernel {
             Output::Store(_) => dtype,
             Output::Fold(fold, _) => fold.result(dtype),
         }
+    }
+    /// Whether every node and output is well-formed and well-typed.
+    ///
+    /// # Errors
+    /// What the first that is not is.
+    pub fn check(&self) -> Result<(), String> {
+        for index in 0..self.nodes.len() {
+            self.check_node(index)?;
+        }
+        for output in &self.outputs {
+            let Some(node) = self.nodes.get(output.node() as usize) else {
+                return Err(format!(
+                    "an output takes node {} of {}",
+                    output.node(),
+                    self.nodes.len()
+                ));
+            };
+            if let Output::Fold(Fold::Count | Fold::Any | Fold::All, _) = output
+                && node.dtype != Dtype::Bool
+            {
+                return Err(format!("{output:?} folds {}, not bool", node.dtype));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_node(&self, index: usize) -> Result<(), String> {
+        let node = self.nodes[index];
+        for operand in node.op.operands() {
+            if operand as usize >= index {
+                return Err(format!("node {index} reads node {operand}, which comes after it"));
+            }
+        }
+        let of = |id: NodeId| self.nodes[id as usize].dtype;
+        let ok = match node.op {
+            Op::Input(slot) => self.inputs.get(slot as usize) == Some(&node.dtype),
+            Op::Param(slot) => self.params.get(slot as usize) == Some(&node.dtype),
+            Op::Index => node.dtype == Dtype::U64,
+            Op::Random { key, .. } => {
+                node.dtype == Dtype::U32 && self.params.get(key as usize) == Some(&Dtype::U64)
+            }
+            Op::Unary(op, a) => op.fits(of(a), node.dtype),
+            Op::Binary(op, a, b) => {
+                let result = if op.compares() { Dtype::Bool } else { of(a) };
+                of(a) == of(b) && node.dtype == result && op.takes(of(a))
+            }
+            Op::Select(c, a, b) => of(c) == Dtype::Bool && of(a) == of(b) && node.dtype == of(a),
+            Op::Cast(_) => true,
+        };
+        if ok { Ok(()) } else { Err(format!("node {index}, {node:?}, does not type-check")) }
     }
 }

@@ -11,13 +11,19 @@ mod dtype;
 mod element;
 pub mod ir;
 mod missing;
+mod queues;
 mod seam;
+mod system;
+mod vulkan;
+mod wgsl;
 
 pub use cpu::{Cpu, HostArgs};
 pub use dtype::Dtype;
 pub use element::Element;
 pub use missing::{Absent, absent};
 pub use seam::{
-    Backend, Batch, Binding, Budget, Command, CompileError, Dispatch, Failure, HostKernel,
-    ImportError, Pipeline, Program, WaitError,
+    Argument, Backend, Batch, Binding, Budget, Command, CompileError, Dispatch, Failure,
+    HostKernel, ImportError, Pipeline, Program, Signature, Source, WaitError,
 };
+pub use vulkan::{DriverCalls, OpenError, Vulkan, VulkanDevice, VulkanOptions};
+pub use wgsl::source::signature;

@@ -13,7 +13,6 @@ pub struct Absent {
 pub fn absent() -> &'static [Absent] {
     &[
         Absent { api: "metal", reason: "this build has no Metal back end" },
-        Absent { api: "vulkan", reason: "this build has no Vulkan back end" },
         Absent { api: "cuda", reason: "this build has no CUDA back end" },
     ]
 }

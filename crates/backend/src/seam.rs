@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use aquifer_core::{Block, BlockId, Caps, DriverError, Memory, QueueId, Ticket};
+use aquifer_core::{Access, Block, BlockId, Caps, DriverError, Memory, QueueId, Ticket};
 use smallvec::SmallVec;
 
 use crate::cpu::HostArgs;
@@ -94,6 +94,44 @@ pub struct Dispatch {
     pub len: u64,
     /// Places that fold into one element; `len` is a multiple of it. Unused without folds.
     pub row: u64,
+    /// Memory for what the kernel keeps meanwhile, as large as [`Backend::prepare`] asks.
+    pub scratch: Option<Binding>,
+    /// Workgroups of a user's kernel; where it is not given, as many as cover `len`.
+    pub grid: Option<[u32; 3]>,
+}
+
+/// What a user's kernel takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Argument {
+    /// An array.
+    Array {
+        /// What the kernel does with it.
+        access: Access,
+        /// The type of its elements, where they are scalars or vectors.
+        element: Option<Dtype>,
+        /// Bytes that it has at least.
+        least: u64,
+    },
+    /// A value.
+    Scalar(Dtype),
+}
+
+/// The arguments of a user's kernel, arrays first, and its workgroup.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Signature {
+    /// Arrays in the order of their bindings, then scalars in order.
+    pub arguments: Vec<Argument>,
+    /// Invocations of a workgroup along each axis.
+    pub workgroup: [u32; 3],
+}
+
+/// A user's kernel in a language that devices compile.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// The text, in WGSL.
+    pub text: String,
+    /// The entry point; the only one where it is not named.
+    pub entry: Option<String>,
 }
 
 /// One command of a batch.
@@ -153,6 +191,8 @@ pub enum WaitError {
     Timeout,
     /// The device is lost: the driver's call and code.
     Lost(DriverError),
+    /// A call of the driver failed; the work goes on, and another wait may find it done.
+    Driver(DriverError),
 }
 
 /// A kernel that does not compile.
@@ -160,6 +200,15 @@ pub enum WaitError {
 pub struct CompileError {
     /// What is wrong, with the source line where there is source.
     pub reason: String,
+    /// The driver's call that failed, where it was one.
+    pub driver: Option<DriverError>,
+}
+
+impl CompileError {
+    /// A fault of the kernel's own.
+    pub(crate) fn new(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into(), driver: None }
+    }
 }
 
 /// Why memory that exists cannot be used in place.
@@ -243,4 +292,29 @@ pub unsafe trait Backend: Memory + Send + Sync + fmt::Debug {
     /// # Errors
     /// See [`CompileError`].
     fn compile(&self, kernel: &Kernel) -> Result<Pipeline, CompileError>;
+    /// Compiles a user's kernel.
+    ///
+    /// # Errors
+    /// See [`CompileError`]: the text's own faults with their lines, or that this kind of device
+    /// takes no such source.
+    fn compile_source(&self, source: &Source) -> Result<(Pipeline, Signature), CompileError>;
+    /// Makes ready what a dispatch of a compiled kernel needs beyond its pipeline, which may take
+    /// long, before it is part of a batch. Returns the bytes of scratch memory (device memory, in
+    /// any mode) that it must be given.
+    ///
+    /// # Errors
+    /// See [`CompileError`].
+    fn prepare(&self, dispatch: &Dispatch) -> Result<u64, CompileError>;
+    /// Makes the CPU's writes to a range of shared memory visible to work submitted from now on.
+    /// Called only where `Caps::coherent` is false.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn flush(&self, block: BlockId, offset: u64, len: u64) -> Result<(), DriverError>;
+    /// Makes what finished work wrote to a range of shared memory visible to the CPU. Called only
+    /// where `Caps::coherent` is false.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn invalidate(&self, block: BlockId, offset: u64, len: u64) -> Result<(), DriverError>;
 }

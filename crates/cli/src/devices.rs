@@ -17,8 +17,11 @@ pub(crate) fn run(json: bool) -> Result<(), Failure> {
             .map(|entry| {
                 json!({
                     "backend": entry.api,
+                    "device": entry.selector,
                     "name": entry.name,
                     "memory": entry.memory,
+                    "kind": entry.kind,
+                    "driver": entry.driver,
                     "available": entry.name.is_some(),
                     "reason": entry.reason,
                 })
@@ -32,14 +35,18 @@ pub(crate) fn run(json: bool) -> Result<(), Failure> {
         ("device", Side::Left),
         ("", Side::Left),
         ("memory", Side::Right),
-        ("", Side::Left),
+        ("kind", Side::Left),
+        ("name", Side::Left),
+        ("driver", Side::Left),
     ]);
     for entry in &entries {
         table.row(vec![
-            entry.api.to_owned(),
+            entry.selector.clone(),
             if entry.name.is_some() { "here" } else { "not here" }.to_owned(),
             entry.memory.map_or_else(String::new, format_bytes),
-            entry.name.as_deref().or(entry.reason).unwrap_or_default().to_owned(),
+            entry.kind.unwrap_or_default().to_owned(),
+            entry.name.as_deref().or(entry.reason.as_deref()).unwrap_or_default().to_owned(),
+            entry.driver.clone().unwrap_or_default(),
         ]);
     }
     table.print(&mut out)?;

@@ -93,6 +93,13 @@ pub struct Caps {
     pub import_alignment: Option<u64>,
     /// The device can keep memory resident.
     pub can_wire: bool,
+    /// Alignment in bytes of an array that a kernel of the user's own is bound to; a view that lies
+    /// otherwise is copied for it.
+    pub binding_alignment: u64,
+    /// Queues of the device that run side by side; more share them.
+    pub queues: u32,
+    /// Kernels of the user's own are closures, not a language that the device compiles.
+    pub host_kernels: bool,
 }
 
 impl Caps {
@@ -109,6 +116,9 @@ impl Caps {
             coherent: true,
             import_alignment: Some(1),
             can_wire: true,
+            binding_alignment: 1,
+            queues: u32::MAX,
+            host_kernels: true,
         }
     }
 

@@ -282,7 +282,10 @@ pub fn random_numbers_are_reproducible(device: &Device) -> Result<()> {
         Ok((uniform, normal, Array::<i16>::rand(device, [64])?.to_vec()?))
     };
     let (uniform, normal, integers) = draw(device)?;
-    assert!((uniform.clone(), normal.clone(), integers) == draw(&Device::cpu()?)?);
+    let (same, near, integral) = draw(&Device::cpu()?)?;
+    assert!(uniform == same && integers == integral, "the same bits on every device");
+    let far = |(a, b): (&f64, &f64)| (a - b).abs() > 1e-13 * a.abs().max(1e-3);
+    assert!(!normal.iter().zip(&near).any(far), "the same to the last places");
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
     let wide: Vec<f64> = uniform.iter().map(|&x| f64::from(x)).collect();
     assert!(uniform.iter().all(|x| (0.0..1.0).contains(x)));

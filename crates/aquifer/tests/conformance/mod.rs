@@ -3,20 +3,62 @@
 //! A back end's test file calls [`conformance!`] with a way to open its device. Each case gets a
 //! fresh device and must leave nothing behind.
 
-#![allow(unreachable_pub, clippy::unwrap_used)]
+// Not every back end's test file uses all of it.
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 pub mod access;
 pub mod arrays;
 pub mod errors;
+pub mod kernels;
 pub mod memory;
 pub mod numbers;
 pub mod order;
 
 use aquifer::prelude::*;
 
+/// A fresh device for a case, or none where this machine has none of its kind.
+pub struct Opened {
+    device: Option<Device>,
+    /// Called when the case is done: what the device's own checks have found.
+    complaints: Box<dyn Fn() -> Vec<String>>,
+}
+
+impl From<Device> for Opened {
+    fn from(device: Device) -> Self {
+        Self { device: Some(device), complaints: Box::new(Vec::new) }
+    }
+}
+
+impl Opened {
+    /// None of its kind is here: the cases say so, and fail where it is required to be.
+    pub fn missing(kind: &str, why: &str) -> Self {
+        let required = std::env::var("AQUIFER_REQUIRE").unwrap_or_default();
+        assert!(!required.split(',').any(|name| name == kind), "{kind} is required: {why}");
+        println!("skipped: no {kind} device: {why}");
+        Self { device: None, complaints: Box::new(Vec::new) }
+    }
+
+    /// With checks of the device's own.
+    pub fn checked(device: Device, complaints: impl Fn() -> Vec<String> + 'static) -> Self {
+        Self { device: Some(device), complaints: Box::new(complaints) }
+    }
+}
+
+/// Another device of the same kind.
+pub fn another(device: &Device) -> Result<Device> {
+    Device::named(device.backend())
+}
+
 /// Runs a case on a fresh device and checks that nothing is left (rule J.2).
-pub fn run(device: Device, case: fn(&Device) -> Result<()>) {
+pub fn run(opened: impl Into<Opened>, case: fn(&Device) -> Result<()>) {
+    let Opened { device, complaints } = opened.into();
+    let Some(device) = device else { return };
     case(&device).unwrap();
+    end(device);
+    assert_eq!(complaints(), Vec::<String>::new());
+}
+
+fn end(device: Device) {
     device.synchronize().unwrap();
     let stats = device.memory();
     let left = (stats.active, stats.mapped, stats.wrapped, stats.allocations);
@@ -53,6 +95,10 @@ macro_rules! conformance {
                 bad_shapes_are_errors released_arrays_are_freed read_only_is_read_only
                 failing_work_is_reported_once limits_refuse_and_recover kernels_are_checked
                 absurd_sizes_are_errors;
+            kernels:
+                sources_are_chosen_by_device faults_show_their_line access_is_read_from_the_text
+                indices_stay_inside views_are_bound_where_they_lie arguments_are_checked
+                grids_are_chosen_or_given;
             memory:
                 figures_follow_the_arrays steady_loops_do_not_allocate labels_count_what_is_theirs
                 measuring_counts_one_allocation freed_in_flight_is_reused_safely

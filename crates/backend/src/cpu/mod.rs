@@ -13,11 +13,9 @@ mod philox;
 mod program;
 mod queue;
 mod run;
-mod system;
 mod threads;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_core::{
@@ -28,8 +26,10 @@ pub use host::HostArgs;
 
 use crate::dtype::Dtype;
 use crate::ir::Kernel;
+use crate::queues::Queues;
 use crate::seam::{
-    Backend, Batch, Budget, CompileError, Failure, ImportError, Pipeline, WaitError,
+    Backend, Batch, Budget, CompileError, Dispatch, Failure, ImportError, Pipeline, Signature,
+    Source, WaitError,
 };
 use memory::Regions;
 use queue::{Queue, Timelines};
@@ -43,44 +43,12 @@ const SPAN: u64 = 4 << 40;
 pub struct Cpu {
     caps: Caps,
     regions: Regions,
-    queues: Arc<Queues>,
+    queues: Arc<Queues<Queue>>,
 }
 
-/// Queues that a device can have; threads that end give theirs back.
-const MOST_QUEUES: usize = 4096;
-
-/// The queues by number. They are only added, so that looking one up is one atomic load.
-#[derive(Debug)]
-struct Queues {
-    slots: Box<[OnceLock<Arc<Queue>>]>,
-    count: AtomicUsize,
-}
-
-impl Default for Queues {
-    fn default() -> Self {
-        let slots = (0..MOST_QUEUES).map(|_| OnceLock::new()).collect();
-        Self { slots, count: AtomicUsize::new(0) }
-    }
-}
-
-impl Queues {
-    #[inline]
-    fn queue(&self, id: QueueId) -> Option<&Arc<Queue>> {
-        self.slots.get(id.0 as usize)?.get()
-    }
-
-    fn add(&self) -> Result<QueueId, DriverError> {
-        let index = self.count.fetch_add(1, Ordering::Relaxed);
-        match self.slots.get(index).map(|slot| slot.set(Arc::default())) {
-            Some(Ok(())) => Ok(QueueId(index as u32)),
-            _ => Err(DriverError { call: "open_queue", code: MOST_QUEUES as i64 }),
-        }
-    }
-}
-
-impl Timelines for Queues {
+impl Timelines for Queues<Queue> {
     fn await_ticket(&self, queue: QueueId, ticket: Ticket) {
-        if let Some(queue) = self.queue(queue) {
+        if let Some(queue) = self.get(queue) {
             // Whoever submitted that batch has it run. To run it here, while another queue's turn is
             // held, could drop the last of a device that waits for this one. Without a limit of
             // time the wait always succeeds.
@@ -89,7 +57,7 @@ impl Timelines for Queues {
     }
 
     fn has_reached(&self, queue: QueueId, ticket: Ticket) -> bool {
-        self.queue(queue).is_none_or(|queue| queue.reached() >= ticket)
+        self.get(queue).is_none_or(|queue| queue.reached() >= ticket)
     }
 }
 
@@ -97,7 +65,7 @@ impl Cpu {
     /// Opens the CPU as a device. It always opens.
     pub fn open() -> Arc<Self> {
         let caps = Caps {
-            name: system::processor(),
+            name: crate::system::processor(),
             system_page: rustix::param::page_size() as u64,
             virtual_memory: Some(VirtualMemory {
                 span: SPAN,
@@ -109,19 +77,22 @@ impl Cpu {
             coherent: true,
             import_alignment: Some(1),
             can_wire: true,
+            binding_alignment: 1,
+            queues: u32::MAX,
+            host_kernels: true,
         };
         Arc::new(Self { caps, regions: Regions::default(), queues: Arc::default() })
     }
 
     #[inline]
     fn queue(&self, id: QueueId) -> Option<&Arc<Queue>> {
-        self.queues.queue(id)
+        self.queues.get(id)
     }
 }
 
 impl Drop for Cpu {
     fn drop(&mut self) {
-        self.queues.slots.iter().map_while(OnceLock::get).for_each(|queue| queue.close());
+        self.queues.iter().for_each(|queue| queue.close());
     }
 }
 
@@ -179,7 +150,7 @@ unsafe impl Backend for Cpu {
     }
 
     fn budget(&self) -> Budget {
-        system::budget()
+        crate::system::budget()
     }
 
     fn supports(&self, _dtype: Dtype) -> bool {
@@ -195,7 +166,7 @@ unsafe impl Backend for Cpu {
     }
 
     fn open_queue(&self) -> Result<QueueId, DriverError> {
-        self.queues.add()
+        self.queues.add(|_| Ok(Queue::default()))
     }
 
     fn close_queue(&self, queue: QueueId) {
@@ -239,5 +210,21 @@ unsafe impl Backend for Cpu {
 
     fn compile(&self, kernel: &Kernel) -> Result<Pipeline, CompileError> {
         Ok(Pipeline(Arc::new(program::Program::compile(kernel)?)))
+    }
+
+    fn compile_source(&self, _source: &Source) -> Result<(Pipeline, Signature), CompileError> {
+        Err(CompileError::new("the CPU device runs closures, not WGSL"))
+    }
+
+    fn prepare(&self, _dispatch: &Dispatch) -> Result<u64, CompileError> {
+        Ok(0)
+    }
+
+    fn flush(&self, _block: BlockId, _offset: u64, _len: u64) -> Result<(), DriverError> {
+        Ok(())
+    }
+
+    fn invalidate(&self, _block: BlockId, _offset: u64, _len: u64) -> Result<(), DriverError> {
+        Ok(())
     }
 }

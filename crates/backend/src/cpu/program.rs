@@ -75,58 +75,6 @@ pub(super) struct Program {
     pub(super) uses_input: Vec<bool>,
 }
 
-fn wrong(reason: String) -> CompileError {
-    CompileError { reason }
-}
-
-/// Whether an operation exists for a type.
-fn check_node(kernel: &Kernel, index: usize) -> Result<(), CompileError> {
-    let node = kernel.nodes[index];
-    for operand in node.op.operands() {
-        if operand as usize >= index {
-            return Err(wrong(format!("node {index} reads node {operand}, which comes after it")));
-        }
-    }
-    let of = |id: NodeId| kernel.nodes[id as usize].dtype;
-    let ok = match node.op {
-        Op::Input(slot) => kernel.inputs.get(slot as usize) == Some(&node.dtype),
-        Op::Param(slot) => kernel.params.get(slot as usize) == Some(&node.dtype),
-        Op::Index => node.dtype == Dtype::U64,
-        Op::Random { key, .. } => {
-            node.dtype == Dtype::U32 && kernel.params.get(key as usize) == Some(&Dtype::U64)
-        }
-        Op::Unary(op, a) => match op {
-            Unary::IsNan | Unary::IsInf => node.dtype == Dtype::Bool,
-            Unary::Not => of(a) == node.dtype && !node.dtype.is_float(),
-            Unary::Neg | Unary::Abs => of(a) == node.dtype && node.dtype != Dtype::Bool,
-            _ => of(a) == node.dtype && node.dtype.is_float(),
-        },
-        Op::Binary(op, a, b) => {
-            let bits =
-                matches!(op, Binary::And | Binary::Or | Binary::Xor | Binary::Shl | Binary::Shr);
-            let result = if op.compares() { Dtype::Bool } else { of(a) };
-            let fits = match of(a) {
-                Dtype::Bool => !matches!(
-                    op,
-                    Binary::Add
-                        | Binary::Sub
-                        | Binary::Mul
-                        | Binary::Div
-                        | Binary::Rem
-                        | Binary::Pow
-                        | Binary::Shl
-                        | Binary::Shr
-                ),
-                dtype => !(bits && dtype.is_float()),
-            };
-            of(a) == of(b) && node.dtype == result && fits
-        }
-        Op::Select(c, a, b) => of(c) == Dtype::Bool && of(a) == of(b) && node.dtype == of(a),
-        Op::Cast(_) => true,
-    };
-    if ok { Ok(()) } else { Err(wrong(format!("node {index}, {node:?}, does not type-check"))) }
-}
-
 /// Operations that two of which run as one loop.
 fn pairs(op: Binary) -> bool {
     matches!(op, Binary::Add | Binary::Sub | Binary::Mul | Binary::Min | Binary::Max)
@@ -162,24 +110,12 @@ fn find_pairs(kernel: &Kernel) -> Vec<Option<NodeId>> {
 }
 
 /// Which nodes an output needs, and the last node that reads each.
-fn find_uses(
-    kernel: &Kernel,
-    first: &[Option<NodeId>],
-) -> Result<(Vec<bool>, Vec<usize>), CompileError> {
+fn find_uses(kernel: &Kernel, first: &[Option<NodeId>]) -> (Vec<bool>, Vec<usize>) {
     let count = kernel.nodes.len();
     let mut last_use = vec![0; count];
     let mut needed = vec![false; count];
     for output in &kernel.outputs {
         let node = output.node() as usize;
-        if node >= count {
-            return Err(wrong(format!("an output takes node {node} of {count}")));
-        }
-        let dtype = kernel.nodes[node].dtype;
-        if let Output::Fold(Fold::Count | Fold::Any | Fold::All, _) = output
-            && dtype != Dtype::Bool
-        {
-            return Err(wrong(format!("{output:?} folds {dtype}, not bool")));
-        }
         (needed[node], last_use[node]) = (true, usize::MAX);
     }
     for index in (0..count).rev().filter(|&index| kernel.nodes[index].op.operands().count() > 0) {
@@ -195,7 +131,7 @@ fn find_uses(
             }
         }
     }
-    Ok((needed, last_use))
+    (needed, last_use)
 }
 
 struct Compiler<'k> {
@@ -294,11 +230,9 @@ impl Program {
     /// Orders the operations, gives them registers, and drops what no output needs.
     pub(super) fn compile(kernel: &Kernel) -> Result<Self, CompileError> {
         let count = kernel.nodes.len();
-        for index in 0..count {
-            check_node(kernel, index)?;
-        }
+        kernel.check().map_err(CompileError::new)?;
         let first = find_pairs(kernel);
-        let (needed, last_use) = find_uses(kernel, &first)?;
+        let (needed, last_use) = find_uses(kernel, &first);
         let mut in_pair = vec![false; count];
         first.iter().flatten().for_each(|&id| in_pair[id as usize] = true);
         let mut compiler = Compiler {

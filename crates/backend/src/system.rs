@@ -49,7 +49,7 @@ fn cgroup() -> Option<(u64, u64)> {
 }
 
 /// Memory now. Where the system says nothing, 4 GiB of 8.
-pub(super) fn budget() -> Budget {
+pub(crate) fn budget() -> Budget {
     let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let mut total = proc_field(&info, "MemTotal").unwrap_or(8 << 30);
     let mut available = proc_field(&info, "MemAvailable").unwrap_or(total / 2);
@@ -61,7 +61,7 @@ pub(super) fn budget() -> Budget {
 }
 
 /// The processor's name.
-pub(super) fn processor() -> String {
+pub(crate) fn processor() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find_map(|line| {
         line.strip_prefix("model name")?.trim_start().strip_prefix(':').map(str::trim)

@@ -1,0 +1,180 @@
+//! A user's own WGSL: checked, and what it takes read from it (rule N.4).
+
+use aquifer_core::Access;
+use naga::valid::{Capabilities, GlobalUse, ModuleInfo, ValidationFlags, Validator};
+use naga::{AddressSpace, Module, ScalarKind, ShaderStage, StorageAccess, TypeInner};
+
+use super::Features;
+use crate::dtype::Dtype;
+use crate::seam::{Argument, CompileError, Signature, Source};
+
+/// A scalar among the immediates: bytes from their start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Scalar {
+    pub(crate) offset: u32,
+    pub(crate) dtype: Dtype,
+}
+
+/// A user's kernel that has been checked.
+#[derive(Debug)]
+pub(crate) struct UserKernel {
+    pub(crate) module: Module,
+    pub(crate) info: ModuleInfo,
+    pub(crate) entry: String,
+    pub(crate) signature: Signature,
+    /// Binding numbers of the arrays, in the order of the signature's.
+    pub(crate) bindings: Vec<u32>,
+    pub(crate) scalars: Vec<Scalar>,
+    /// Bytes of the immediates.
+    pub(crate) immediates: u32,
+}
+
+fn wrong(reason: impl Into<String>) -> CompileError {
+    CompileError::new(reason)
+}
+
+fn capabilities(features: Features) -> Capabilities {
+    let mut all = Capabilities::IMMEDIATES;
+    all.set(Capabilities::SHADER_INT64, features.int64);
+    all.set(Capabilities::FLOAT64, features.float64);
+    all
+}
+
+/// Parses and checks a WGSL text of ours or of the user's. Flow is checked for the user's alone:
+/// ours is uniform by the numbers that it is called with.
+pub(crate) fn parse(
+    text: &str,
+    features: Features,
+    own: bool,
+) -> Result<(Module, ModuleInfo), CompileError> {
+    let capabilities = capabilities(features);
+    let options = naga::front::wgsl::Options { parse_doc_comments: false, capabilities };
+    let module = naga::front::wgsl::Frontend::new_with_options(options)
+        .parse(text)
+        .map_err(|error| wrong(error.emit_to_string_with_path(text, "kernel.wgsl")))?;
+    let mut flags = ValidationFlags::all();
+    flags.set(ValidationFlags::CONTROL_FLOW_UNIFORMITY, !own);
+    let info = Validator::new(flags, capabilities)
+        .validate(&module)
+        .map_err(|error| wrong(error.emit_to_string_with_path(text, "kernel.wgsl")))?;
+    Ok((module, info))
+}
+
+/// The element type of a buffer's innermost array, where it is a scalar.
+fn element(module: &Module, inner: &TypeInner) -> Option<Dtype> {
+    let scalar = match *inner {
+        TypeInner::Scalar(scalar) | TypeInner::Atomic(scalar) => scalar,
+        TypeInner::Vector { scalar, .. } | TypeInner::Matrix { scalar, .. } => scalar,
+        TypeInner::Array { base, .. } => return element(module, &module.types[base].inner),
+        _ => return None,
+    };
+    match (scalar.kind, scalar.width) {
+        (ScalarKind::Uint, 4) => Some(Dtype::U32),
+        (ScalarKind::Sint, 4) => Some(Dtype::I32),
+        (ScalarKind::Float, 4) => Some(Dtype::F32),
+        (ScalarKind::Uint, 8) => Some(Dtype::U64),
+        (ScalarKind::Sint, 8) => Some(Dtype::I64),
+        (ScalarKind::Float, 8) => Some(Dtype::F64),
+        _ => None,
+    }
+}
+
+/// The scalars of the immediates' type, in order.
+fn scalars(module: &Module, inner: &TypeInner) -> Result<Vec<Scalar>, CompileError> {
+    let one = |inner: &TypeInner, offset: u32| match *inner {
+        TypeInner::Scalar(_) => element(module, inner)
+            .map(|dtype| Scalar { offset, dtype })
+            .ok_or_else(|| wrong("a scalar argument has a type that arrays do not have")),
+        _ => Err(wrong("the immediates are a scalar or a struct of scalars")),
+    };
+    match inner {
+        TypeInner::Struct { members, .. } => members
+            .iter()
+            .map(|member| one(&module.types[member.ty].inner, member.offset))
+            .collect(),
+        other => Ok(vec![one(other, 0)?]),
+    }
+}
+
+/// What a user's kernel takes, whatever device it is for.
+///
+/// # Errors
+/// The text's own faults, with their lines.
+pub fn signature(source: &Source) -> Result<Signature, CompileError> {
+    let all = Features { int64: true, float64: true, words: 64, group: 256 };
+    read(&source.text, source.entry.as_deref(), all).map(|kernel| kernel.signature)
+}
+
+/// Reads what a text's entry point takes.
+pub(crate) fn read(
+    text: &str,
+    entry: Option<&str>,
+    features: Features,
+) -> Result<UserKernel, CompileError> {
+    let (module, info) = parse(text, features, false)?;
+    let compute: Vec<usize> = (0..module.entry_points.len())
+        .filter(|&index| module.entry_points[index].stage == ShaderStage::Compute)
+        .collect();
+    let named = |&index: &usize| entry.is_none_or(|name| module.entry_points[index].name == name);
+    let found: Vec<usize> = compute.iter().copied().filter(named).collect();
+    let [index] = found[..] else {
+        let names: Vec<&str> =
+            compute.iter().map(|&index| module.entry_points[index].name.as_str()).collect();
+        return Err(wrong(match entry {
+            Some(name) => format!("no @compute function '{name}'; there are: {names:?}"),
+            None if names.is_empty() => "there is no @compute function".to_owned(),
+            None => format!("name the entry point with entry(): there are {names:?}"),
+        }));
+    };
+    let (name, workgroup) =
+        (module.entry_points[index].name.clone(), module.entry_points[index].workgroup_size);
+    let uses = info.get_entry_point(index);
+    let (mut arrays, mut found, mut immediates) = (Vec::new(), Vec::new(), 0);
+    for (handle, global) in module.global_variables.iter() {
+        let inner = &module.types[global.ty].inner;
+        let called = global.name.as_deref().unwrap_or("?");
+        match global.space {
+            AddressSpace::Storage { access } => {
+                let Some(binding) = global.binding.filter(|binding| binding.group == 0) else {
+                    return Err(wrong(format!("'{called}': arrays are bound in @group(0)")));
+                };
+                // What it may do, less what it does not.
+                let writes = uses[handle].intersects(GlobalUse::WRITE | GlobalUse::ATOMIC);
+                let may = access.contains(StorageAccess::STORE);
+                let access = if may && writes { Access::Write } else { Access::Read };
+                let argument = Argument::Array {
+                    access,
+                    element: element(&module, innermost(&module, inner)),
+                    least: u64::from(inner.size(module.to_ctx())),
+                };
+                arrays.push((binding.binding, argument));
+            }
+            AddressSpace::Immediate => {
+                found = scalars(&module, inner)?;
+                immediates = inner.size(module.to_ctx());
+            }
+            AddressSpace::Private | AddressSpace::WorkGroup => {}
+            _ => {
+                return Err(wrong(format!(
+                    "'{called}': a kernel takes arrays (var<storage>) and scalars (var<immediate>)"
+                )));
+            }
+        }
+    }
+    arrays.sort_by_key(|(binding, _)| *binding);
+    let bindings = arrays.iter().map(|(binding, _)| *binding).collect();
+    let mut arguments: Vec<Argument> = arrays.into_iter().map(|(_, argument)| argument).collect();
+    arguments.extend(found.iter().map(|scalar| Argument::Scalar(scalar.dtype)));
+    let signature = Signature { arguments, workgroup };
+    Ok(UserKernel { module, info, entry: name, signature, bindings, scalars: found, immediates })
+}
+
+/// The type of the elements: of a struct that ends in an array, that array.
+fn innermost<'m>(module: &'m Module, inner: &'m TypeInner) -> &'m TypeInner {
+    match inner {
+        TypeInner::Struct { members, .. } if members.len() == 1 => {
+            &module.types[members[0].ty].inner
+        }
+        other => other,
+    }
+}
