@@ -329,6 +329,11 @@ impl Driver {
         Ok(made.first().copied().unwrap_or_default())
     }
 
+    pub(super) fn free_command_buffer(&self, pool: vk::CommandPool, commands: vk::CommandBuffer) {
+        // SAFETY: invariants 1 and 2; it is of this pool and not pending.
+        unsafe { self.raw.free_command_buffers(pool, &[commands]) };
+    }
+
     pub(super) fn begin(&self, commands: vk::CommandBuffer) -> Result<(), DriverError> {
         let info = vk::CommandBufferBeginInfo::default()
             .flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);

@@ -117,6 +117,11 @@ impl Regions {
         }
     }
 
+    /// Bytes taken of all heaps.
+    pub(super) fn taken(&self) -> u64 {
+        self.taken.iter().map(|taken| taken.load(Ordering::Relaxed)).sum()
+    }
+
     fn put(&self, heap: u32, size: u64) {
         self.taken[heap as usize].fetch_sub(size, Ordering::Relaxed);
     }

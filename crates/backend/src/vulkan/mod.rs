@@ -160,6 +160,11 @@ impl Vulkan {
         &self.driver.calls
     }
 
+    /// Bytes of all blocks that the driver gave and has not got back.
+    pub fn held(&self) -> u64 {
+        self.regions.taken()
+    }
+
     /// What the validation layer said, if it was asked for.
     pub fn messages(&self) -> Vec<String> {
         self.driver.instance.messages.all()

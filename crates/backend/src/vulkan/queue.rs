@@ -129,7 +129,8 @@ impl Queue {
             self.driver.submit(self.index, commands, &waits, (self.timeline, ticket))
         });
         if let Err(error) = handed {
-            state.spare.push(commands);
+            // In whatever state it is: it cannot be begun again.
+            self.driver.free_command_buffer(state.pool, commands);
             return Err(error);
         }
         let Batch { commands: work, keep, .. } = std::mem::take(batch);
