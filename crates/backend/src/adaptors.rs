@@ -1,5 +1,6 @@
 //! Wrappers that make any back end misbehave in one way, so that what is built on it can be
-//! tested: [`Failing`], [`Slow`], [`Tiny`], [`Poisoned`].
+//! tested: [`Failing`], [`Slow`], [`Tiny`], [`Poisoned`];
+//! and [`Planned`], which notes what is submitted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,8 +11,8 @@ use aquifer_core::{Block, BlockId, Caps, DriverError, Memory, QueueId, Storage, 
 use crate::dtype::Dtype;
 use crate::ir::Kernel;
 use crate::seam::{
-    Backend, Batch, Budget, CompileError, Dispatch, Failure, ImportError, Pipeline, Signature,
-    Source, WaitError,
+    Backend, Batch, Budget, Command, CompileError, Dispatch, Failure, ImportError, Pipeline,
+    Signature, Source, WaitError,
 };
 
 /// The methods of both traits that an adaptor passes on as they are.
@@ -393,4 +394,85 @@ unsafe impl Backend for Poisoned {
     pass_on!(calls);
     pass_on!(wait);
     pass_on! { memory: caps() -> &Caps; budget() -> Budget; }
+}
+
+/// A batch as it was submitted.
+#[derive(Clone, Debug)]
+pub struct Submitted {
+    /// Its queue.
+    pub queue: QueueId,
+    /// Its place on the queue's timeline.
+    pub ticket: Ticket,
+    /// Its commands, in order.
+    pub commands: Vec<Command>,
+    /// How far each queue had come by then, as the submitter could see.
+    pub reached: Vec<(QueueId, Ticket)>,
+}
+
+/// Notes every batch: the plan by which a device was told to work can be checked apart from what the
+/// device made of it.
+#[derive(Debug)]
+pub struct Planned {
+    inner: Arc<dyn Backend>,
+    plan: std::sync::Mutex<Vec<Submitted>>,
+    queues: AtomicU64,
+}
+
+impl Planned {
+    /// A wrapper that has noted nothing yet.
+    pub fn new(inner: Arc<dyn Backend>) -> Arc<Self> {
+        Arc::new(Self { inner, plan: std::sync::Mutex::default(), queues: AtomicU64::new(0) })
+    }
+
+    /// The batches so far, in the order in which they were submitted; from now on anew.
+    pub fn take(&self) -> Vec<Submitted> {
+        std::mem::take(&mut *self.plan.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
+}
+
+impl Memory for Planned {
+    pass_on! { memory:
+        obtain(size: u64, mode: Storage) -> Result<Block, DriverError>;
+        give_back(block: Block);
+        reserve(size: u64, mode: Storage) -> Result<Block, DriverError>;
+        release(span: Block);
+        commit(span: BlockId, offset: u64, len: u64) -> Result<(), DriverError>;
+        decommit(span: BlockId, offset: u64, len: u64);
+        wire(block: BlockId, offset: u64, len: u64) -> Result<(), DriverError>;
+        unwire(block: BlockId, offset: u64, len: u64);
+        reached(queue: QueueId) -> Ticket;
+    }
+}
+
+// SAFETY: all is passed on to a back end that keeps the contract.
+unsafe impl Backend for Planned {
+    pass_on!(backend);
+    pass_on!(wait);
+    pass_on! { memory:
+        caps() -> &Caps;
+        budget() -> Budget;
+        compile(kernel: &Kernel) -> Result<Pipeline, CompileError>;
+    }
+
+    unsafe fn import(&self, address: *mut u8, len: u64) -> Result<Block, ImportError> {
+        // SAFETY: the same contract, passed on.
+        unsafe { self.inner.import(address, len) }
+    }
+
+    fn open_queue(&self) -> Result<QueueId, DriverError> {
+        let queue = self.inner.open_queue()?;
+        self.queues.fetch_max(u64::from(queue.0) + 1, Ordering::Relaxed);
+        Ok(queue)
+    }
+
+    unsafe fn submit(&self, queue: QueueId, batch: &mut Batch) -> Result<Ticket, DriverError> {
+        let commands = batch.commands.clone();
+        let queues = (0..self.queues.load(Ordering::Relaxed)).map(|queue| QueueId(queue as u32));
+        let reached = queues.map(|queue| (queue, self.inner.reached(queue))).collect();
+        // SAFETY: the same contract, passed on.
+        let ticket = unsafe { self.inner.submit(queue, batch) }?;
+        let mut plan = self.plan.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        plan.push(Submitted { queue, ticket, commands, reached });
+        Ok(ticket)
+    }
 }
