@@ -9,7 +9,7 @@ use serde_json::Value;
 fn aquifer(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_aquifer"))
         .args(arguments)
-        .env_remove("AQUIFER_DEVICE")
+        .env("AQUIFER_DEVICE", "cpu")
         .output()
         .unwrap()
 }
@@ -60,12 +60,13 @@ fn errors_are_told_and_exit_statuses_tell_them_apart() {
     let short = r#"{"w":{"dtype":"F32","shape":[8],"data_offsets":[0,32]}}"#;
     let truncated = Temporary::new("short.safetensors", &safetensors(short, &[0; 16]));
     let (html, truncated) = (html.0.to_str().unwrap(), truncated.0.to_str().unwrap());
-    let cases: [(&[&str], i32, &[&str]); 9] = [
+    let cases: [(&[&str], i32, &[&str]); 10] = [
         (&[], 2, &["Usage"]),
         (&["inspect"], 2, &["FILE"]),
         (&["frobnicate"], 2, &["frobnicate"]),
         (&["inspect", html, "--device", "warp"], 2, &["'warp'", "no such device"]),
-        (&["inspect", html, "--device", "vulkan:0"], 2, &["vulkan", "no Vulkan back end"]),
+        (&["inspect", html, "--device", "vulkan:99"], 2, &["'vulkan:99'", "Vulkan"]),
+        (&["inspect", html, "--device", "cuda"], 2, &["cuda", "no CUDA back end"]),
         (&["inspect", html, "--device", "cpu:x"], 2, &["not a number"]),
         (
             &["inspect", "/no/such/file.safetensors"],
@@ -185,7 +186,10 @@ fn demo_and_devices_print_what_they_did() {
     let devices = json(&aquifer(&["devices", "--json"]));
     let rows = devices["devices"].as_array().unwrap();
     assert!(rows[0]["available"] == true && rows[0]["backend"] == "cpu");
-    assert!(rows[1..].iter().all(|row| row["reason"].is_string()));
+    for row in &rows[1..] {
+        let here = row["available"] == true && row["driver"].is_string() && row["kind"].is_string();
+        assert!(here || row["reason"].is_string(), "{row}");
+    }
 }
 
 /// MiniLM's real file: 104 tensors, statistics equal to NumPy's, mapped whole, nothing copied,
@@ -245,6 +249,37 @@ json.dump(out, sys.stdout)
     }
 }
 
+/// MiniLM on a Vulkan device: the CPU's statistics, counts exactly.
+#[test]
+fn a_real_checkpoint_is_the_same_on_vulkan() {
+    let file = cache().join("models/minilm/model.safetensors");
+    let vulkan = aquifer(&["inspect", file.to_str().unwrap(), "--device", "vulkan", "--json"]);
+    if !file.exists() || vulkan.status.code() == Some(2) {
+        let missing = if file.exists() { "vulkan" } else { "model" };
+        assert!(!required(missing), "{}", String::from_utf8_lossy(&vulkan.stderr));
+        eprintln!("skipped: {missing} is not there");
+        return;
+    }
+    let vulkan = json(&vulkan);
+    let cpu = json(&aquifer(&["inspect", file.to_str().unwrap(), "--json"]));
+    assert_eq!(vulkan["device"]["backend"], "vulkan");
+    let rows = |document: &Value| document["tensors"].as_array().unwrap().clone();
+    let (vulkan, cpu) = (rows(&vulkan), rows(&cpu));
+    assert_eq!((vulkan.len(), cpu.len()), (104, 104));
+    let mut worst: f64 = 0.0;
+    for (got, want) in vulkan.iter().zip(&cpu) {
+        for name in ["name", "dtype", "shape", "bytes", "nan", "inf", "zero"] {
+            assert_eq!(got[name], want[name], "{}: {name}", want["name"]);
+        }
+        for name in ["min", "max", "mean", "std"] {
+            let (got, want) = (got[name].as_f64().unwrap(), want[name].as_f64().unwrap());
+            worst = worst.max((got - want).abs() / want.abs().max(f64::MIN_POSITIVE));
+        }
+    }
+    println!("at most {worst:e} apart");
+    assert!(worst <= 1e-5, "{worst}");
+}
+
 /// The process that inspects holds little more than the file.
 #[test]
 fn inspecting_needs_little_more_than_the_file() {
@@ -261,6 +296,7 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
 "#;
     let output = Command::new("python3")
         .args(["-c", script, env!("CARGO_BIN_EXE_aquifer"), "inspect", file.to_str().unwrap()])
+        .env("AQUIFER_DEVICE", "cpu")
         .output();
     let Some(output) = output.ok().filter(|output| output.status.success()) else {
         assert!(!required("numpy"), "python3 does not run");

@@ -83,7 +83,23 @@ unsafe extern "system" fn message(
     vk::FALSE
 }
 
-/// Where the loader is, in the order tried.
+/// Whether this system may have a device that is not software. Drivers of hardware work through
+/// device nodes; where there is none, libvulkan and what it loads (50 MB with a software driver)
+/// stay out of programs that did not ask for Vulkan.
+pub(super) fn hardware_may_be_here() -> bool {
+    const NODES: [&str; 8] = [
+        "/dev/dri",
+        "/dev/nvidiactl",
+        "/dev/dxg",
+        "/dev/kfd",
+        "/dev/kgsl-3d0",
+        "/dev/mali0",
+        "/dev/nvhost-gpu",
+        "/dev/nvgpu",
+    ];
+    !cfg!(target_os = "linux") || NODES.iter().any(|node| std::path::Path::new(node).exists())
+}
+
 fn load() -> Result<Entry, OpenError> {
     // SAFETY: loading libvulkan runs its initialisers, which have no conditions.
     unsafe { Entry::load() }

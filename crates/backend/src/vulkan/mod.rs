@@ -111,6 +111,9 @@ impl Vulkan {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_hardware() -> Result<Arc<Self>, OpenError> {
+        if !instance::hardware_may_be_here() {
+            return refuse("no device node of a GPU is here");
+        }
         let instance = Instance::open(false)?;
         match instance.devices()?.iter().position(|device| !device.is_software()) {
             Some(index) => Self::open(Some(index)),
