@@ -67,7 +67,8 @@ pub fn read_only_is_read_only(device: &Device) -> Result<()> {
     refused(array.write_from(&[0.0; 3]));
     assert_eq!((array.get(2)?, array.map(|x| x * x)?.to_vec()?), (3.0, vec![1.0, 4.0, 9.0]));
     drop(model);
-    assert!(device.memory().mapped > 0, "an array keeps the file mapped");
+    let in_place = array.origin() == Origin::Mapped;
+    assert_eq!(device.memory().mapped > 0, in_place, "an array keeps the file mapped");
     assert_eq!(array.copy()?.slice(..1)?.to_vec()?, [1.0]);
     drop(array);
     assert_eq!(device.memory().mapped, 0);

@@ -187,7 +187,8 @@ impl<R: Rooms> Cutter<'_, R> {
             let wide = binding.dtype.size() == 4;
             wide && self.rooms.room(binding, byte).is_some_and(|(_, aligned)| aligned)
         };
-        self.straight_inputs(repeats).all(|input| aligned(input, input_byte(input, at)))
+        at.is_multiple_of(4)
+            && self.straight_inputs(repeats).all(|input| aligned(input, input_byte(input, at)))
             && self.dispatch.outputs.iter().all(|output| aligned(output, at * 4))
     }
 

@@ -10,7 +10,8 @@ use smallvec::SmallVec;
 use super::cut::{self, Cutter, Rooms};
 use super::driver::{Driver, RawPipeline};
 use super::spirv;
-use crate::ir::Kernel;
+use crate::dtype::Dtype;
+use crate::ir::{Kernel, Node, Op, Output};
 use crate::seam::{Argument, CompileError, Dispatch};
 use crate::wgsl::source::{Scalar, UserKernel};
 use crate::wgsl::{self, Shader, Shape, Slot, Variant, Word};
@@ -92,6 +93,19 @@ impl Expression {
         let variants = self.variants.read().unwrap_or_else(PoisonError::into_inner);
         let found = variants.iter().find(|(known, _)| *known == variant);
         found.map(|(_, compiled)| Arc::clone(compiled))
+    }
+
+    /// The kernel that copies words, ready for aligned ranges of any length that is not short.
+    pub(super) fn copier(driver: &Arc<Driver>) -> Result<Self, CompileError> {
+        let kernel = Kernel {
+            nodes: vec![Node { op: Op::Input(0), dtype: Dtype::U32 }],
+            inputs: vec![Dtype::U32],
+            params: Vec::new(),
+            outputs: vec![Output::Store(0)],
+        };
+        let copier = Self::compile(driver, &kernel)?;
+        copier.make(Variant { shape: Shape::Wide, repeats: 0 })?;
+        Ok(copier)
     }
 
     fn make(&self, variant: Variant) -> Result<Arc<Compiled>, CompileError> {

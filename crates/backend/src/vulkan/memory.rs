@@ -37,6 +37,7 @@ pub(super) struct Region {
     taken: Option<(u32, u64)>,
     /// Host memory that was mapped for it.
     host: Option<(u64, u64)>,
+    local: bool,
 }
 
 /// A place in a buffer.
@@ -46,6 +47,8 @@ pub(super) struct Place {
     pub(super) offset: u64,
     /// Bytes from here to the end of the buffer.
     pub(super) room: u64,
+    /// It is the device's own memory.
+    pub(super) local: bool,
 }
 
 impl Region {
@@ -59,7 +62,8 @@ impl Region {
     /// The buffer that has a byte of the block, with the most room after it.
     pub(super) fn place(&self, offset: u64) -> Option<Place> {
         let (segment, offset) = self.segment(offset)?;
-        Some(Place { buffer: segment.buffer, offset, room: segment.len - offset })
+        let room = segment.len - offset;
+        Some(Place { buffer: segment.buffer, offset, room, local: self.local })
     }
 }
 
@@ -138,6 +142,7 @@ impl Regions {
             lead: 0,
             taken: Some((kind.heap, size)),
             host: None,
+            local: kind.flags.contains(vk::MemoryPropertyFlags::DEVICE_LOCAL),
         };
         let made = (0..size.div_ceil(most)).try_for_each(|index| {
             let start = index * most;
@@ -233,7 +238,8 @@ impl Regions {
             return Err(ImportError::Unsupported("its end overflows the address range"));
         };
         let first = address - lead;
-        let mut region = Region { segments: SmallVec::new(), lead, taken: None, host: None };
+        let mut region =
+            Region { segments: SmallVec::new(), lead, taken: None, host: None, local: false };
         let most = limits.block / (2 * align) * (2 * align);
         let step = if total <= most { total } else { most / 2 };
         let mut start = 0;

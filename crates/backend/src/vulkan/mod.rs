@@ -33,7 +33,7 @@ use crate::seam::{
     Signature, Source, WaitError,
 };
 use driver::Driver;
-use encode::Ranges;
+use encode::{How, Ranges};
 use instance::{Instance, refuse};
 use kernel::{Expression, Program as Compiled, User};
 use memory::Regions;
@@ -61,6 +61,8 @@ pub struct Vulkan {
     regions: Regions,
     reaper: Reaper,
     barriers: bool,
+    /// The kernel that copies within a discrete device's memory.
+    copier: Option<Pipeline>,
     driver: Arc<Driver>,
 }
 
@@ -139,7 +141,13 @@ impl Vulkan {
         };
         let opened = device::open(&instance, physical, options)?;
         let driver = Arc::new(Driver::new(Arc::clone(&instance), physical, opened));
+        // Where all memory is one, the driver's copies are the processor's own.
+        let copier = match driver.facts.types.unified && !options.copy_by_kernel {
+            true => None,
+            false => Expression::copier(&driver).ok(),
+        };
         Ok(Arc::new(Self {
+            copier: copier.map(|copier| Pipeline(Arc::new(Compiled::Expression(copier)))),
             queues: Queues::default(),
             regions: Regions::new(Arc::clone(&driver)),
             reaper: Reaper::default(),
@@ -285,7 +293,8 @@ unsafe impl Backend for Vulkan {
         };
         let keeps = !batch.keep.is_empty();
         let timeline = |other: QueueId| self.queues.get(other).map(|other| other.timeline());
-        let ticket = queue.submit(batch, (&self.regions, self.barriers), timeline)?;
+        let how = How { barriers: self.barriers, copier: self.copier.as_ref() };
+        let ticket = queue.submit(batch, (&self.regions, how), timeline)?;
         if keeps {
             self.reaper.watch(queue, ticket);
         }

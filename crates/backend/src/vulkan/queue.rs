@@ -11,7 +11,7 @@ use aquifer_core::{DriverError, QueueId, Ticket};
 use ash::vk;
 
 use super::driver::Driver;
-use super::encode::{Encoder, Ranges};
+use super::encode::{Encoder, How, Ranges};
 use super::memory::Regions;
 use crate::seam::{Batch, Command, Failure, WaitError};
 
@@ -111,7 +111,7 @@ impl Queue {
     pub(super) fn submit(
         &self,
         batch: &mut Batch,
-        (regions, barriers): (&Regions, bool),
+        (regions, how): (&Regions, How<'_>),
         timeline: impl Fn(QueueId) -> Option<vk::Semaphore>,
     ) -> Result<Ticket, DriverError> {
         let mut state = lock(&self.state);
@@ -124,7 +124,7 @@ impl Queue {
             None => self.driver.command_buffer(state.pool)?,
         };
         let ticket = self.submitted() + 1;
-        let waits = self.write(commands, batch, (regions, barriers), timeline);
+        let waits = self.write(commands, batch, (regions, how), timeline);
         let handed = waits.and_then(|waits| {
             self.driver.submit(self.index, commands, &waits, (self.timeline, ticket))
         });
@@ -147,13 +147,13 @@ impl Queue {
         &self,
         commands: vk::CommandBuffer,
         batch: &Batch,
-        (regions, barriers): (&Regions, bool),
+        (regions, how): (&Regions, How<'_>),
         timeline: impl Fn(QueueId) -> Option<vk::Semaphore>,
     ) -> Result<Vec<(vk::Semaphore, u64)>, DriverError> {
         let driver = &*self.driver;
         driver.begin(commands)?;
         let ranges = Ranges { held: regions.held(), driver };
-        let mut encoder = Encoder::new(ranges, commands, barriers);
+        let mut encoder = Encoder::new(ranges, commands, how);
         encoder.batch(&batch.commands)?;
         let waits: Vec<(vk::Semaphore, u64)> = encoder
             .waits

@@ -1,9 +1,10 @@
 //! WGSL to SPIR-V, and what the driver must keep of its arithmetic.
 //!
-//! The one idea: the words that naga writes are complete; two things are added that WGSL cannot say.
-//! `NoContraction` on every product, sum and difference, so that no driver fuses them and an
-//! expression has the same bits everywhere; and, where the device can, that denormals, infinities
-//! and NaN are kept.
+//! The one idea: the words that naga writes are complete; three things are added that WGSL cannot
+//! say. `NoContraction` on every product, sum and difference, so that no driver fuses them and an
+//! expression has the same bits everywhere; where the device can, that denormals, infinities and NaN
+//! are kept; and `Aliased` on our buffers, since an array is bound twice where work is in place, or
+//! where its edges are written by atomics.
 
 use naga::back::spv;
 use naga::valid::ModuleInfo;
@@ -24,6 +25,9 @@ const OP_EXECUTION_MODE: u32 = 16;
 const OP_CAPABILITY: u32 = 17;
 const OP_DECORATE: u32 = 71;
 const NO_CONTRACTION: u32 = 42;
+const OP_VARIABLE: u32 = 59;
+const STORAGE_BUFFER: u32 = 12;
+const ALIASED: u32 = 20;
 /// FAdd, FSub, FMul, FDiv, by vectors and matrices too.
 const ARITHMETIC: [u32; 9] = [129, 131, 133, 136, 142, 143, 144, 145, 146];
 /// DenormPreserve and SignedZeroInfNanPreserve, as modes and as capabilities.
@@ -66,7 +70,7 @@ pub(super) fn write(
         spv::PipelineOptions { shader_stage: ShaderStage::Compute, entry_point: entry.to_owned() };
     let words = spv::write_vec(module, info, &options, Some(&pipeline))
         .map_err(|error| CompileError::new(format!("SPIR-V: {error}")))?;
-    Ok(strict(&words, floats))
+    Ok(strict(&words, own, floats))
 }
 
 fn has_atomics(module: &Module) -> bool {
@@ -86,7 +90,11 @@ fn instructions(words: &[u32]) -> impl Iterator<Item = (u32, &[u32])> {
 }
 
 /// The same module with the additions, each in the section that it belongs to.
-fn strict(words: &[u32], floats: &[(u32, FloatControls)]) -> Vec<u32> {
+fn strict(words: &[u32], own: bool, floats: &[(u32, FloatControls)]) -> Vec<u32> {
+    let aliased: Vec<u32> = instructions(words)
+        .filter(|(op, now)| own && *op == OP_VARIABLE && now.get(3) == Some(&STORAGE_BUFFER))
+        .map(|(_, now)| now[2])
+        .collect();
     let exact: Vec<u32> = instructions(words)
         .filter(|(op, now)| ARITHMETIC.contains(op) && now.len() > 2)
         .map(|(_, now)| now[2])
@@ -132,6 +140,9 @@ fn strict(words: &[u32], floats: &[(u32, FloatControls)]) -> Vec<u32> {
             decorated = true;
             for id in &exact {
                 out.extend([3 << 16 | OP_DECORATE, *id, NO_CONTRACTION]);
+            }
+            for id in &aliased {
+                out.extend([3 << 16 | OP_DECORATE, *id, ALIASED]);
             }
         }
         out.extend_from_slice(now);

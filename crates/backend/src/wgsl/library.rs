@@ -53,8 +53,14 @@ fn library() -> &'static Library {
     })
 }
 
+/// `mul_wide` where there is u64.
+const MUL_WIDE: &str = "fn mul_wide(a: u32, b: u32) -> vec2<u32> {
+    let p = u64(a) * u64(b);
+    return vec2<u32>(u32(p & 0xfffffffflu), u32(p >> 32u));
+}";
+
 /// A text with what it needs of the library after it.
-pub(super) fn link(mut text: String) -> String {
+pub(super) fn link(mut text: String, int64: bool) -> String {
     let library = library();
     let mut todo: Vec<&str> = words(&text)
         .filter_map(|word| library.items.get_key_value(word).map(|(name, _)| *name))
@@ -65,7 +71,7 @@ pub(super) fn link(mut text: String) -> String {
             && seen.insert(name)
         {
             text.push('\n');
-            text.push_str(item);
+            text.push_str(if int64 && name == "mul_wide" { MUL_WIDE } else { item });
             text.push('\n');
             todo.extend(calls);
         }

@@ -78,7 +78,8 @@ fn bf16_bits(x: f32) -> u32 {
     return select(rounded, (bits >> 16u) | 0x40u, (bits & 0x7fffffffu) > 0x7f800000u);
 }
 
-// The product of two words in two words, the lower first.
+// The product of two words in two words, the lower first. (Where there is u64, `mul_wide` is made of
+// that.)
 fn mul_wide(a: u32, b: u32) -> vec2<u32> {
     let al = a & 0xffffu;
     let ah = a >> 16u;
@@ -103,11 +104,14 @@ fn philox(counter: vec4<u32>, key: vec2<u32>) -> vec4<u32> {
     return c;
 }
 
-// The bits of a place: word `place % 4` of counter `place / 4`.
-fn random_at(place: vec2<u32>, stream: u32, key: vec2<u32>) -> u32 {
+// The bits of the four places that have the counter `place / 4`.
+fn random_four(place: vec2<u32>, stream: u32, key: vec2<u32>) -> vec4<u32> {
     let counter = vec4<u32>((place.x >> 2u) | (place.y << 30u), place.y >> 2u, stream, 0u);
-    let words = philox(counter, key);
-    return words[place.x & 3u];
+    return philox(counter, key);
+}
+
+fn random_at(place: vec2<u32>, stream: u32, key: vec2<u32>) -> u32 {
+    return random_four(place, stream, key)[place.x & 3u];
 }
 
 fn pow_u32(base: u32, exponent: u32) -> u32 {

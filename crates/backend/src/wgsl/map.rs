@@ -63,6 +63,8 @@ fn wide(printer: &mut Printer<'_>) {
     for &input in &straight {
         printer.line(format!("    let x{input} = i{input}[t];"));
     }
+    // Calls begin at multiples of four.
+    let draws = printer.draw_four("4u * t");
     for lane in 0..4 {
         let mut call = format!("eval(4u * t + {lane}u");
         for input in printer.inputs() {
@@ -71,6 +73,9 @@ fn wide(printer: &mut Printer<'_>) {
             } else {
                 write!(call, ", load_i{input}(4u * t + {lane}u)")
             };
+        }
+        for draw in &draws {
+            let _ = write!(call, ", {draw}[{lane}]");
         }
         printer.line(format!("    let v{lane} = {call});"));
     }

@@ -206,6 +206,10 @@ impl<'k> Printer<'k> {
         for input in self.inputs() {
             let _ = write!(params, ", x{input}: {}", value_type(self.kernel.inputs[input]));
         }
+        let draws = self.draws();
+        draws.iter().for_each(|(index, ..)| {
+            let _ = write!(params, ", r{index}: u32");
+        });
         let mut body = String::new();
         for index in 0..self.kernel.nodes.len() {
             if self.needed[index] {
@@ -220,7 +224,7 @@ impl<'k> Printer<'k> {
             let _ = write!(fields, "v{output}: {}, ", value_type(self.dtype(node)));
             values.push(format!("v{node}"));
         }
-        if body.contains("place(i)") {
+        if body.contains("place(i)") || !draws.is_empty() {
             self.word(Word::PlaceLow, "pl");
             self.word(Word::PlaceHigh, "ph");
             self.line("fn place(i: u32) -> vec2<u32> {");
@@ -235,11 +239,48 @@ impl<'k> Printer<'k> {
         );
     }
 
+    /// The nodes that are random bits: node, key, stream.
+    fn draws(&self) -> Vec<(usize, u16, u8)> {
+        let nodes = self.kernel.nodes.iter().zip(&self.needed).enumerate();
+        nodes
+            .filter_map(|(index, (node, needed))| match node.op {
+                Op::Random { key, stream } if *needed => Some((index, key, stream)),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// The random bits of a place, or of the four from it on, as arguments of a call by `name`.
+    fn draw_calls(&self, name: &str, place: &str) -> Vec<(usize, String)> {
+        self.draws()
+            .into_iter()
+            .map(|(index, key, stream)| {
+                let key = format!("vec2<u32>(PARAMS.p{key}l, PARAMS.p{key}h)");
+                (index, format!("{name}(place({place}), {stream}u, {key})"))
+            })
+            .collect()
+    }
+
     /// A call of `eval` for the place that an expression names.
     pub(super) fn eval_call(&self, place: &str) -> String {
-        let loads: String =
-            self.inputs().iter().map(|input| format!(", load_i{input}({place})")).collect();
-        format!("eval({place}{loads})")
+        let mut call = format!("eval({place}");
+        for input in self.inputs() {
+            let _ = write!(call, ", load_i{input}({place})");
+        }
+        for (_, draw) in self.draw_calls("random_at", place) {
+            let _ = write!(call, ", {draw}");
+        }
+        call + ")"
+    }
+
+    /// Declares the random bits of four places, of which the first is a multiple of 4, as vectors;
+    /// returns their names.
+    pub(super) fn draw_four(&mut self, place: &str) -> Vec<String> {
+        let draws = self.draw_calls("random_four", place);
+        for (index, draw) in &draws {
+            self.line(format!("    let r{index} = {draw};"));
+        }
+        draws.into_iter().map(|(index, _)| format!("r{index}")).collect()
     }
 
     /// The whole text, with its arguments declared.
@@ -272,7 +313,7 @@ impl<'k> Printer<'k> {
             format!("struct Args {{ {fields}}}\nvar<immediate> args: Args;\n")
         };
         super::Shader {
-            text: super::library::link(head + &self.text),
+            text: super::library::link(head + &self.text, self.features.int64),
             words: self.words.into_iter().map(|(word, _)| word).collect(),
             slots: self.slots,
             group,
@@ -302,9 +343,7 @@ impl<'k> Printer<'k> {
             Op::Input(slot) => format!("x{slot}"),
             Op::Param(slot) => param(node.dtype, slot),
             Op::Index => "u64(place(i).x) | (u64(place(i).y) << 32u)".to_owned(),
-            Op::Random { key, stream } => {
-                format!("random_at(place(i), {stream}u, vec2<u32>(PARAMS.p{key}l, PARAMS.p{key}h))")
-            }
+            Op::Random { .. } => format!("r{index}"),
             Op::Unary(op, a) => unary(op, self.dtype(a), &format!("v{a}")),
             Op::Binary(op, a, b) => {
                 binary(op, self.dtype(a), &format!("v{a}"), &format!("v{b}"), self.features)
