@@ -5,7 +5,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use aquifer_backend::{Dtype, Element};
+use aquifer_backend::{Dtype, Element, ImportError};
 use aquifer_core::{Block, MappingId, Storage, size::mapping_size};
 use memmap2::Mmap;
 
@@ -117,9 +117,13 @@ impl Checkpoint {
             counted: None,
         };
         let address = mapping.map.as_ptr().cast_mut();
-        // SAFETY: the map stays until the mapping is dropped, which forgets the block first; it is
-        // only ever bound as an input, since its buffers are read-only.
-        match unsafe { device.0.backend.import(address, len) } {
+        let imported = match device.caps().imports_files {
+            // SAFETY: the map stays until the mapping is dropped, which forgets the block first; it
+            // is only ever bound as an input, since its buffers are read-only.
+            true => unsafe { device.0.backend.import(address, len) },
+            false => Err(ImportError::Unsupported("the device cannot use mapped files in place")),
+        };
+        match imported {
             Ok(block) => mapping.block = Some(block),
             // Each tensor that is used is copied, and says why.
             Err(error) => mapping.refused = Some(crate::wrap::reason(&error)),

@@ -234,7 +234,8 @@ fn the_validation_layer_is_heard() {
 /// E.5, and the errors of opening: each says why.
 #[test]
 fn devices_that_are_not_here_say_why() {
-    let Some(_) = vulkan(&VulkanOptions::default()) else { return };
+    let Some(vulkan) = vulkan(&VulkanOptions::default()) else { return };
+    println!("{vulkan:?}");
     let error = Device::named("vulkan:99").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoDevice);
     assert!(error.to_string().contains("no Vulkan device 99"), "{error}");

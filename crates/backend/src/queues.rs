@@ -9,10 +9,15 @@ use aquifer_core::{DriverError, QueueId};
 pub(crate) const MOST_QUEUES: usize = 4096;
 
 /// Queues are only added, so that looking one up is one atomic load.
-#[derive(Debug)]
 pub(crate) struct Queues<Q> {
     slots: Box<[OnceLock<Arc<Q>>]>,
     count: AtomicUsize,
+}
+
+impl<Q: std::fmt::Debug> std::fmt::Debug for Queues<Q> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
 }
 
 impl<Q> Default for Queues<Q> {

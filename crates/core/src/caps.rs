@@ -91,6 +91,10 @@ pub struct Caps {
     /// Alignment in bytes of an address that may be imported without a copy; `None` where the
     /// device cannot import.
     pub import_alignment: Option<u64>,
+    /// Mapped files may be imported too, not only the heap.
+    pub imports_files: bool,
+    /// Floats too small to be normal are kept; where not, they may be 0.
+    pub subnormals: bool,
     /// The device can keep memory resident.
     pub can_wire: bool,
     /// Alignment in bytes of an array that a kernel of the user's own is bound to; a view that lies
@@ -115,6 +119,8 @@ impl Caps {
             unified: true,
             coherent: true,
             import_alignment: Some(1),
+            imports_files: true,
+            subnormals: true,
             can_wire: true,
             binding_alignment: 1,
             queues: u32::MAX,

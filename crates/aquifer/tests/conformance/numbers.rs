@@ -24,7 +24,17 @@ fn check<T: Element, R: Element>(
     theirs: impl Fn(T) -> R,
     what: &str,
 ) -> Result<()> {
-    let got = device.array(values)?.map(ours)?.to_vec()?;
+    // What a device that flushes them makes of numbers too small to be normal is its own.
+    let normal = |x: &T| {
+        let tiny = match T::DTYPE {
+            Dtype::F32 => value_f32(*x).is_subnormal(),
+            Dtype::Bf16 => bf16::from_bits(x.to_bits() as u16).to_f32().is_subnormal(),
+            _ => false,
+        };
+        device.caps().subnormals || !tiny
+    };
+    let values: Vec<T> = values.iter().copied().filter(normal).collect();
+    let got = device.array(&values)?.map(ours)?.to_vec()?;
     for (x, got) in values.iter().zip(got) {
         let want = theirs(*x);
         let both_nan = got.partial_cmp(&got).is_none() && want.partial_cmp(&want).is_none();
@@ -131,7 +141,13 @@ pub fn functions_are_within_four_ulp(device: &Device) -> Result<()> {
         let got = device.array(&values)?.map(ours)?.to_vec()?;
         let mut worst = (0.0, 0.0);
         for (&x, &got) in values.iter().zip(&got) {
-            let off = ulps(got, exact(f64::from(x)));
+            let want = exact(f64::from(x));
+            if !device.caps().subnormals
+                && (x.is_subnormal() || (want.abs() < 1.2e-38 && got.abs() < 1.2e-38))
+            {
+                continue;
+            }
+            let off = ulps(got, want);
             if off > worst.0 || off.is_nan() {
                 worst = (off, x);
             }

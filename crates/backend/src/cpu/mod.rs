@@ -76,6 +76,8 @@ impl Cpu {
             unified: true,
             coherent: true,
             import_alignment: Some(1),
+            imports_files: true,
+            subnormals: true,
             can_wire: true,
             binding_alignment: 1,
             queues: u32::MAX,

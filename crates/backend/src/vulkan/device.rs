@@ -254,6 +254,9 @@ fn facts(
         unified: types.unified,
         coherent: types.shared.coherent(),
         import_alignment: limits.import_alignment,
+        // A driver of a card's own memory refuses them at best.
+        imports_files: types.unified && limits.import_alignment.is_some(),
+        subnormals: wanted.controls.iter().all(|(_, controls)| controls.denormals),
         can_wire: false,
         binding_alignment: limits.align,
         queues,

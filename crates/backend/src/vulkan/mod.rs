@@ -18,6 +18,7 @@ mod types;
 
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use aquifer_core::{Block, BlockId, Caps, DriverError, Memory, QueueId, Storage, Ticket};
@@ -56,10 +57,10 @@ pub struct VulkanDevice {
 /// A Vulkan device.
 #[derive(Debug)]
 pub struct Vulkan {
-    // In the order in which they go.
+    // In the order in which they go: the reaper has queues.
+    reaper: Reaper,
     queues: Queues<Queue>,
     regions: Regions,
-    reaper: Reaper,
     barriers: bool,
     /// The kernel that copies within a discrete device's memory.
     copier: Option<Pipeline>,
@@ -68,7 +69,7 @@ pub struct Vulkan {
 
 /// Drops what batches kept alive when nobody else looks at their queue.
 #[derive(Debug, Default)]
-struct Reaper(Mutex<Option<Sender<Watched>>>);
+struct Reaper(Mutex<Option<(Sender<Watched>, JoinHandle<()>)>>);
 
 /// A queue and the ticket that is waited for.
 type Watched = (Arc<Queue>, Ticket);
@@ -90,10 +91,24 @@ impl Reaper {
                     }
                 });
             // Without a thread, whoever waits for the queue drops them.
-            *sender = started.is_ok().then_some(to);
+            *sender = started.ok().map(|thread| (to, thread));
         }
-        if let Some(sender) = &*sender {
+        if let Some((sender, _)) = &*sender {
             let _ = sender.send((Arc::clone(queue), ticket));
+        }
+    }
+}
+
+impl Drop for Reaper {
+    fn drop(&mut self) {
+        let reaper = self.0.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some((sender, thread)) = reaper {
+            drop(sender);
+            // All queues were waited for, so it ends at once. A driver must not be at work on
+            // another thread when the process ends. What this thread itself drops is the last.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
         }
     }
 }

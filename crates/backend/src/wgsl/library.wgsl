@@ -91,17 +91,25 @@ fn mul_wide(a: u32, b: u32) -> vec2<u32> {
     return vec2<u32>(a * b, ah * bh + (mid >> 16u) + (cross >> 16u));
 }
 
-// Philox 4x32-10 (Salmon et al., 2011).
+fn philox_round(c: vec4<u32>, k: vec2<u32>) -> vec4<u32> {
+    let first = mul_wide(0xd2511f53u, c.x);
+    let second = mul_wide(0xcd9e8d57u, c.z);
+    return vec4<u32>(second.y ^ c.y ^ k.x, second.x, first.y ^ c.w ^ k.y, first.x);
+}
+
+// Philox 4x32-10 (Salmon et al., 2011), its loop unrolled.
 fn philox(counter: vec4<u32>, key: vec2<u32>) -> vec4<u32> {
-    var c = counter;
-    var k = key;
-    for (var round = 0u; round < 10u; round += 1u) {
-        let first = mul_wide(0xd2511f53u, c.x);
-        let second = mul_wide(0xcd9e8d57u, c.z);
-        c = vec4<u32>(second.y ^ c.y ^ k.x, second.x, first.y ^ c.w ^ k.y, first.x);
-        k += vec2<u32>(0x9e3779b9u, 0xbb67ae85u);
-    }
-    return c;
+    let step = vec2<u32>(0x9e3779b9u, 0xbb67ae85u);
+    let c0 = philox_round(counter, key);
+    let c1 = philox_round(c0, key + step);
+    let c2 = philox_round(c1, key + step * 2u);
+    let c3 = philox_round(c2, key + step * 3u);
+    let c4 = philox_round(c3, key + step * 4u);
+    let c5 = philox_round(c4, key + step * 5u);
+    let c6 = philox_round(c5, key + step * 6u);
+    let c7 = philox_round(c6, key + step * 7u);
+    let c8 = philox_round(c7, key + step * 8u);
+    return philox_round(c8, key + step * 9u);
 }
 
 // The bits of the four places that have the counter `place / 4`.

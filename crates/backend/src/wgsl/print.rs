@@ -160,14 +160,16 @@ impl<'k> Printer<'k> {
             "fn bits_o{output}(v: {value}) -> u32 {{\n    return ({}) & {mask};\n}}",
             bits_of(dtype, "v")
         );
-        // Each element is one invocation's; the word may be shared with others'.
+        // Each element is one invocation's; the word may be shared with others'. One step that needs
+        // the value: clearing the bits first could come before an input's load, where that is of
+        // the same memory.
         let _ = writeln!(
             self.text,
             "fn store_o{output}(i: u32, v: {value}) {{
     let e = args.oo{output} + i;
     let shift = (e % {per_word}u) * {bits}u;
-    atomicAnd(&e{output}[e / {per_word}u], ~({mask} << shift));
-    atomicOr(&e{output}[e / {per_word}u], bits_o{output}(v) << shift);
+    let old = (atomicLoad(&e{output}[e / {per_word}u]) >> shift) & {mask};
+    atomicXor(&e{output}[e / {per_word}u], (old ^ bits_o{output}(v)) << shift);
 }}"
         );
     }
