@@ -28,6 +28,7 @@ pub struct ReadGuard<'a, T: Element> {
 pub struct WriteGuard<'a, T: Element> {
     buffer: &'a Buffer,
     id: u64,
+    range: ByteRange,
     slice: &'a mut [T],
 }
 
@@ -59,7 +60,7 @@ impl<T: Element> Drop for ReadGuard<'_, T> {
 
 impl<T: Element> Drop for WriteGuard<'_, T> {
     fn drop(&mut self) {
-        self.buffer.unborrow(self.id);
+        self.buffer.unborrow_written(self.id, self.range);
     }
 }
 
@@ -139,7 +140,7 @@ impl<T: Element, M: CpuMode> Array<T, M> {
             // access or work overlaps the range until the guard gives it back.
             unsafe { std::slice::from_raw_parts_mut(start, self.len()) }
         };
-        Ok(WriteGuard { buffer, id, slice })
+        Ok(WriteGuard { buffer, id, range, slice })
     }
 
     /// One element. An idle array costs no lock.
@@ -170,7 +171,9 @@ impl<T: Element, M: Mode> Array<T, M> {
     fn read_element(&self, place: usize) -> Result<T> {
         let (buffer, range) = (&**self.buffer(), self.element_bytes(place));
         let pointer = (buffer.address() + range.start) as *const T;
-        if let Some(_borrow) = buffer.tracker.peek() {
+        if !buffer.incoherent
+            && let Some(_borrow) = buffer.tracker.peek()
+        {
             // SAFETY: the place lies in the array; nothing is pending and no one writes while the
             // borrow lives.
             return Ok(unsafe { pointer.read() });
@@ -187,7 +190,9 @@ impl<T: Element, M: Mode> Array<T, M> {
         let (buffer, range) = (&**self.buffer(), self.element_bytes(place));
         buffer.check_access(Access::Write)?;
         let pointer = (buffer.address() + range.start) as *mut T;
-        if let Some(_borrow) = buffer.tracker.poke() {
+        if !buffer.incoherent
+            && let Some(_borrow) = buffer.tracker.poke()
+        {
             // SAFETY: the place lies in the array; no one else touches it while the borrow lives.
             unsafe { pointer.write(value) };
             return Ok(());
@@ -195,8 +200,9 @@ impl<T: Element, M: Mode> Array<T, M> {
         let id = buffer.borrow(range, Access::Write, None)?;
         // SAFETY: as above, under an exclusive borrow of the element.
         unsafe { pointer.write(value) };
+        let flushed = buffer.flush(range);
         buffer.unborrow(id);
-        Ok(())
+        flushed
     }
 }
 

@@ -63,6 +63,8 @@ pub(crate) struct Buffer {
     pub(crate) handles: AtomicUsize,
     hold: Mutex<Hold>,
     imported: bool,
+    /// The CPU's accesses must be flushed and invalidated.
+    pub(crate) incoherent: bool,
     block: BlockId,
     offset: u64,
     address: u64,
@@ -86,11 +88,17 @@ impl Buffer {
             Some(stamp) => Uses::inherited(stamp, allocation.size()),
             None => Uses::default(),
         };
-        if device.poisons() && uses.is_empty() && storage == Storage::Shared && size > 0 {
+        let incoherent = storage == Storage::Shared && !device.caps().coherent;
+        let (block, offset) = (allocation.block(), allocation.offset());
+        let poisons = device.poisons() && uses.is_empty() && storage == Storage::Shared && size > 0;
+        if poisons {
             // SAFETY: the range was just allocated from shared memory, `size` is at most what it
             // holds, and no work uses it (nothing is inherited).
             unsafe {
                 std::ptr::write_bytes(allocation.address() as *mut u8, 0xA5, size as usize);
+            }
+            if incoherent {
+                device.0.backend.flush(block, offset, size)?;
             }
         }
         Ok(Arc::new(Self {
@@ -98,8 +106,9 @@ impl Buffer {
             tracker: Tracker::new(uses),
             handles: AtomicUsize::new(0),
             imported: false,
-            block: allocation.block(),
-            offset: allocation.offset(),
+            incoherent,
+            block,
+            offset,
             address: allocation.address(),
             size,
             storage,
@@ -140,6 +149,7 @@ impl Buffer {
             tracker: Tracker::default(),
             handles: AtomicUsize::new(0),
             imported: true,
+            incoherent: false,
             block: block.id,
             offset: 0,
             address: block.address,
@@ -163,6 +173,7 @@ impl Buffer {
             tracker: Tracker::default(),
             handles: AtomicUsize::new(0),
             imported: true,
+            incoherent: false,
             block,
             offset,
             address: address + offset,
@@ -232,12 +243,39 @@ impl Buffer {
                     for queue in seen {
                         self.device.check_failure(queue).inspect_err(|_| self.unborrow(id))?;
                     }
+                    if self.incoherent {
+                        let (offset, len) = (self.offset + range.start, range.end - range.start);
+                        backend
+                            .invalidate(self.block, offset, len)
+                            .inspect_err(|_| self.unborrow(id))?;
+                    }
                     return Ok(id);
                 }
                 Err(BorrowError::Pending(stamps)) => self.device.wait_stamps(&stamps, limit)?,
                 Err(other) => return Err(other.into()),
             }
         }
+    }
+
+    /// Makes what the CPU wrote to a range visible to the device.
+    pub(crate) fn flush(&self, range: ByteRange) -> Result<()> {
+        if self.incoherent {
+            let (offset, len) = (self.offset + range.start, range.end - range.start);
+            self.device.0.backend.flush(self.block, offset, len)?;
+        }
+        Ok(())
+    }
+
+    /// Ends a borrow for writing.
+    pub(crate) fn unborrow_written(&self, id: u64, range: ByteRange) {
+        // A guard's end has no result: a driver that is short of something is asked again.
+        for _ in 0..100 {
+            match self.flush(range) {
+                Ok(()) => break,
+                Err(_) => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+        self.unborrow(id);
     }
 
     pub(crate) fn unborrow(&self, id: u64) {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use aquifer_backend::{Dtype, Element, ImportError};
-use aquifer_core::{Block, MappingId, Storage, size::mapping_size};
+use aquifer_core::{Block, ByteRange, MappingId, Storage, size::mapping_size};
 use memmap2::Mmap;
 
 use crate::array::Array;
@@ -292,6 +292,7 @@ impl<'a> Tensor<'a> {
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.address() as *mut u8, bytes.len());
         }
+        buffer.flush(ByteRange { start: 0, end: entry.size })?;
         Array::over(buffer, dims, Shared)
     }
 }

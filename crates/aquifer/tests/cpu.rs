@@ -1,11 +1,11 @@
-//! The CPU device does what every back end must, plainly, with poisoned memory, and with the
-//! founding policy of reuse.
+//! The CPU device does what every back end must, plainly, with poisoned memory, with the
+//! founding policy of reuse, and with memory that is not coherent.
 #![allow(clippy::unwrap_used)]
 
 mod conformance;
 
 use aquifer::backend::Cpu;
-use aquifer::backend::adaptors::Poisoned;
+use aquifer::backend::adaptors::{Incoherent, Poisoned};
 use aquifer::prelude::*;
 
 conformance! { aquifer::Device::cpu().unwrap() }
@@ -28,6 +28,17 @@ mod blocks {
 
     fn open() -> Device {
         Device::builder().named("cpu").reuse(Reuse::Blocks).open().unwrap()
+    }
+
+    conformance! { super::open() }
+}
+
+/// The same where the CPU sees the device's writes, and the device the CPU's, only by flushes.
+mod incoherent {
+    use super::*;
+
+    fn open() -> Device {
+        Device::builder().backend(Incoherent::new(Cpu::open())).open().unwrap()
     }
 
     conformance! { super::open() }

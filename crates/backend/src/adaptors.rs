@@ -1,6 +1,6 @@
 //! Wrappers that make any back end misbehave in one way, so that what is built on it can be
-//! tested: [`Failing`], [`Slow`], [`Tiny`], [`Poisoned`];
-//! and [`Planned`], which notes what is submitted.
+//! tested: [`Failing`], [`Slow`], [`Tiny`], [`Poisoned`],
+//! [`Incoherent`]; and [`Planned`], which notes what is submitted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -394,6 +394,144 @@ unsafe impl Backend for Poisoned {
     pass_on!(calls);
     pass_on!(wait);
     pass_on! { memory: caps() -> &Caps; budget() -> Budget; }
+}
+
+/// A device whose memory the CPU sees only through what it flushes and invalidates: shared blocks
+/// have a second copy, which is what the CPU is given.
+#[derive(Debug)]
+pub struct Incoherent {
+    inner: Arc<dyn Backend>,
+    caps: Caps,
+    copies: std::sync::Mutex<std::collections::BTreeMap<BlockId, (u64, Box<[u64]>)>>,
+}
+
+impl Incoherent {
+    /// A wrapper over a back end whose addresses the CPU can use.
+    pub fn new(inner: Arc<dyn Backend>) -> Arc<Self> {
+        // Blocks, not spans: there is a copy of each.
+        let caps = Caps { coherent: false, virtual_memory: None, ..inner.caps().clone() };
+        let caps = Caps { can_wire: false, largest_block: 1 << 30, ..caps };
+        Arc::new(Self { inner, caps, copies: std::sync::Mutex::default() })
+    }
+
+    fn copies(
+        &self,
+    ) -> std::sync::MutexGuard<'_, std::collections::BTreeMap<BlockId, (u64, Box<[u64]>)>> {
+        self.copies.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Copies a range from the CPU's copy to the device's memory, or back.
+    fn sync(&self, block: BlockId, (offset, len): (u64, u64), flush: bool) {
+        let mut copies = self.copies();
+        let Some((real, copy)) = copies.get_mut(&block) else { return };
+        let own = (*real + offset) as *mut u8;
+        let copy = copy.as_mut_ptr().cast::<u8>().wrapping_add(offset as usize);
+        let (from, to) = if flush { (copy, own) } else { (own, copy) };
+        // SAFETY: the range lies in the block, whose copy is as large; neither work nor another guard
+        // touches it: the caller holds a borrow of it.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, len as usize) };
+    }
+
+    /// The device's own addresses instead of the copies'.
+    fn own(&self, binding: &mut crate::seam::Binding) {
+        if let Some((real, _)) = self.copies().get(&binding.block) {
+            binding.address = real + binding.offset;
+        }
+    }
+}
+
+impl Memory for Incoherent {
+    fn obtain(&self, size: u64, mode: Storage) -> Result<Block, DriverError> {
+        let block = self.inner.obtain(size, mode)?;
+        if mode == Storage::Private {
+            return Ok(block);
+        }
+        // What is never flushed or invalidated is no one's data.
+        let pattern = u64::from_ne_bytes([Poisoned::BYTE; 8]);
+        let mut copy = vec![pattern; (size / 8) as usize].into_boxed_slice();
+        let address = copy.as_mut_ptr() as u64;
+        self.copies().insert(block.id, (block.address, copy));
+        Ok(Block { address, ..block })
+    }
+
+    fn give_back(&self, block: Block) {
+        let copy = self.copies().remove(&block.id);
+        let address = copy.map_or(block.address, |(real, _)| real);
+        self.inner.give_back(Block { address, ..block });
+    }
+
+    pass_on! { memory:
+        reserve(size: u64, mode: Storage) -> Result<Block, DriverError>;
+        release(span: Block);
+        commit(span: BlockId, offset: u64, len: u64) -> Result<(), DriverError>;
+        decommit(span: BlockId, offset: u64, len: u64);
+        wire(block: BlockId, offset: u64, len: u64) -> Result<(), DriverError>;
+        unwire(block: BlockId, offset: u64, len: u64);
+        reached(queue: QueueId) -> Ticket;
+    }
+}
+
+// SAFETY: addresses are those of copies that live as long as their blocks; all else is passed on to
+// a back end that keeps the contract.
+unsafe impl Backend for Incoherent {
+    pass_on! { memory:
+        api() -> &'static str;
+        supports(dtype: Dtype) -> bool;
+        forget(block: Block);
+        close_queue(queue: QueueId);
+        kick(queue: QueueId);
+        submitted(queue: QueueId) -> Ticket;
+        take_failure(queue: QueueId) -> Option<Failure>;
+        compile_source(source: &Source) -> Result<(Pipeline, Signature), CompileError>;
+        prepare(dispatch: &Dispatch) -> Result<u64, CompileError>;
+        budget() -> Budget;
+        open_queue() -> Result<QueueId, DriverError>;
+        compile(kernel: &Kernel) -> Result<Pipeline, CompileError>;
+    }
+    pass_on!(wait);
+
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    unsafe fn import(&self, address: *mut u8, len: u64) -> Result<Block, ImportError> {
+        // SAFETY: the same contract, passed on.
+        unsafe { self.inner.import(address, len) }
+    }
+
+    unsafe fn submit(&self, queue: QueueId, batch: &mut Batch) -> Result<Ticket, DriverError> {
+        let mut commands = batch.commands.clone();
+        for command in &mut commands {
+            match command {
+                Command::Dispatch(dispatch) => {
+                    let bindings = dispatch.inputs.iter_mut().chain(&mut dispatch.outputs);
+                    bindings.chain(&mut dispatch.scratch).for_each(|binding| self.own(binding));
+                }
+                Command::Copy { from, to } => {
+                    self.own(from);
+                    self.own(to);
+                }
+                Command::Barrier | Command::Wait { .. } => {}
+            }
+        }
+        let given = std::mem::replace(&mut batch.commands, commands);
+        // SAFETY: the same contract, passed on: the bindings name the same ranges.
+        let submitted = unsafe { self.inner.submit(queue, batch) };
+        if submitted.is_err() {
+            batch.commands = given;
+        }
+        submitted
+    }
+
+    fn flush(&self, block: BlockId, offset: u64, len: u64) -> Result<(), DriverError> {
+        self.sync(block, (offset, len), true);
+        Ok(())
+    }
+
+    fn invalidate(&self, block: BlockId, offset: u64, len: u64) -> Result<(), DriverError> {
+        self.sync(block, (offset, len), false);
+        Ok(())
+    }
 }
 
 /// A batch as it was submitted.

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::bins::{Bins, bin_of};
 use crate::hazard::{QueueId, Stamp};
-use crate::heap::{Heap, NONE, State};
+use crate::heap::{Heap, NONE, State, block_cost};
 
 /// Runs looked at before the cheapest is taken: from the largest idle nodes, and from the
 /// newest pending ones.
@@ -136,7 +136,11 @@ impl Heap {
         }
         let start = self.node(first).offset;
         let run = self.node(last).end() - start;
-        (run >= size).then_some(Window { missing: 0, run, first, offset: start })
+        let whole = self.granule.is_none()
+            && self.node(first).before == NONE
+            && self.node(last).after == NONE;
+        let cost = block_cost(run, size, whole);
+        (run >= size).then_some(Window { missing: 0, run: cost, first, offset: start })
     }
 
     /// Claims the run that needs the fewest new bytes for `size`, if address space allows.

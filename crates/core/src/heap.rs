@@ -17,6 +17,15 @@ use crate::memory::{Block, BlockId};
 /// No node.
 pub(crate) const NONE: u32 = u32::MAX;
 
+/// Filled bins that are looked through where memory comes in blocks.
+const BLOCK_BINS: usize = 8;
+
+/// What a free run of a block costs a request: its bytes, and more where the block is whole and
+/// much larger.
+pub(crate) fn block_cost(run: u64, size: u64, whole: bool) -> u64 {
+    if whole && run > size + size / 4 { run.saturating_mul(4) } else { run }
+}
+
 /// Nodes of one bin that are compared before the smallest of them is taken.
 const FIT_SCAN: usize = 8;
 
@@ -372,11 +381,44 @@ impl Heap {
     /// can hold it. Constant time.
     #[inline]
     pub(crate) fn find_idle(&self, size: u64) -> Option<u32> {
+        if self.granule.is_none() {
+            return self.find_in_blocks(size);
+        }
         let bin = bin_of(size);
         self.smallest_in(&self.idle, bin, size).or_else(|| {
             let next = self.idle.next_filled(bin + 1)?;
             self.smallest_in(&self.idle, next, size)
         })
+    }
+
+    /// The same where memory comes in blocks: a block that is free as a whole could be given back,
+    /// so a part of one is taken for a much smaller request only where nothing else holds it.
+    fn find_in_blocks(&self, size: u64) -> Option<u32> {
+        let mut best: Option<(u64, u32)> = None;
+        let mut bin = Some(bin_of(size));
+        for _ in 0..BLOCK_BINS {
+            let Some(at) = bin.and_then(|bin| self.idle.next_filled(bin)) else { break };
+            let mut id = self.idle.head(at);
+            for _ in 0..FIT_SCAN {
+                if id == NONE {
+                    break;
+                }
+                let node = self.node(id);
+                if node.size >= size {
+                    let whole = node.before == NONE && node.after == NONE;
+                    if node.size == size {
+                        return Some(id);
+                    }
+                    let cost = block_cost(node.size, size, whole);
+                    if best.is_none_or(|(known, _)| cost < known) {
+                        best = Some((cost, id));
+                    }
+                }
+                id = node.bin.next;
+            }
+            bin = Some(at + 1);
+        }
+        best.map(|(_, id)| id)
     }
 
     /// Takes the first `size` bytes of an idle node.

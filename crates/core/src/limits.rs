@@ -21,8 +21,13 @@ use crate::stats::MemoryStats;
 const HEADROOM_PERCENT: u64 = 2;
 /// ... or by this many bytes, so that small programs do not give back what they soon need.
 const HEADROOM_BYTES: u64 = 4 << 20;
-/// The most that a device without virtual memory is asked for beyond a request.
-const BLOCK_STEP: u64 = 32 << 20;
+/// What those bytes are at most where memory comes in blocks.
+const MOST_HEADROOM_PERCENT: u64 = 5;
+/// The least and the most that a device without virtual memory is asked for at once, and the part
+/// of what is held between them. A larger request gets a block of its own size: it is free as a
+/// whole when the request is.
+const BLOCK_STEP: (u64, u64) = (64 << 10, 32 << 20);
+const BLOCK_PART: u64 = 256;
 
 /// Bytes of address space below which a span is not halved further: it would soon be full.
 const MOST_HALVED: u64 = 64 << 20;
@@ -217,7 +222,12 @@ impl Pool {
     }
 
     fn headroom(&self, most: u64) -> u64 {
-        (most / 100 * HEADROOM_PERCENT).max(HEADROOM_BYTES)
+        // Blocks go back as wholes and at a driver call each: a small program's share is bounded.
+        let bytes = match self.caps.virtual_memory {
+            Some(_) => HEADROOM_BYTES,
+            None => HEADROOM_BYTES.min(most / 100 * MOST_HEADROOM_PERCENT),
+        };
+        (most / 100 * HEADROOM_PERCENT).max(bytes)
     }
 
     /// A node that needs memory from the driver.
@@ -367,7 +377,8 @@ impl Pool {
     /// Bytes of the next block for a request: a step that grows with what is held, unless the
     /// request is larger.
     fn block_len(&self, size: u64) -> u64 {
-        let step = (self.ledger.reserved / 256).clamp(1 << 20, BLOCK_STEP) / PAGE * PAGE;
+        let (least, most) = BLOCK_STEP;
+        let step = (self.ledger.reserved / BLOCK_PART).clamp(least, most) / PAGE * PAGE;
         if size >= step { size } else { step.min(self.caps.largest_block).max(size) }
     }
 

@@ -18,7 +18,7 @@ use crate::ledger::{LabelId, LabelRow, Ledger};
 use crate::memory::{BlockId, DriverError, Memory};
 use crate::pending::{Note, Pending, Target};
 use crate::size::{PAGE, allocation_size};
-use crate::slab::{Freed, Slabs, slab_size};
+use crate::slab::{Freed, Slabs};
 use crate::stats::{MemoryStats, format_bytes};
 
 /// How freed memory is reused (rule B.1).
@@ -413,11 +413,12 @@ impl Pool {
                 arena.slabs.revive(slab);
                 (found, inherited) = (Some((slab, slot)), Some(stamp));
             } else {
-                let (node, stamp) = self.node(device, request, slab_size(size))?;
+                let bytes = self.arenas[mode].slabs.next_bytes(size);
+                let (node, stamp) = self.node(device, request, bytes)?;
                 debug_assert!(stamp.is_none(), "slabs are cut from idle memory");
                 let age = self.tick();
                 let slabs = &mut self.arenas[mode].slabs;
-                slabs.add(size, node, age);
+                slabs.add(size, (node, bytes), age);
                 found = slabs.take(size);
             }
         }

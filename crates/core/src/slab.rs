@@ -28,8 +28,8 @@ fn class_of(size: u64) -> usize {
     (size / SMALL) as usize - 1
 }
 
-/// Bytes of a slab for slots of `size` bytes.
-pub(crate) fn slab_size(size: u64) -> u64 {
+/// Bytes of a slab for slots of `size` bytes, after the first of their class.
+fn slab_size(size: u64) -> u64 {
     SLAB_PAGES[class_of(size)] as u64 * PAGE
 }
 
@@ -48,6 +48,7 @@ pub(crate) struct Slab {
     /// The heap's node under it; [`NONE`] while this place is spare.
     pub(crate) node: u32,
     class: u8,
+    pages: u8,
     live: u8,
     pending: u8,
     /// Slots that are free and idle.
@@ -65,6 +66,8 @@ pub(crate) struct Slabs {
     spare: Vec<u32>,
     partial: [u32; CLASSES],
     empty: [u32; CLASSES],
+    /// Slabs of each class.
+    counts: [u32; CLASSES],
     /// Empty slabs in the order in which they became so, with notes that are out of date.
     empties: VecDeque<(u32, u64)>,
     /// Bytes of empty slabs.
@@ -88,6 +91,7 @@ impl Slabs {
             spare: Vec::new(),
             partial: [NONE; CLASSES],
             empty: [NONE; CLASSES],
+            counts: [0; CLASSES],
             empties: VecDeque::new(),
             empty_bytes: 0,
             pending_bytes: 0,
@@ -95,7 +99,13 @@ impl Slabs {
     }
 
     fn bytes(&self, slab: u32) -> u64 {
-        u64::from(SLAB_PAGES[self.slabs[slab as usize].class as usize]) * PAGE
+        u64::from(self.slabs[slab as usize].pages) * PAGE
+    }
+
+    /// Bytes of the next slab for slots of `size` bytes. The first of a class is one page, whatever
+    /// that wastes: a program that asks for a size once shall not hold many slots of it.
+    pub(crate) fn next_bytes(&self, size: u64) -> u64 {
+        if self.counts[class_of(size)] == 0 { PAGE } else { slab_size(size) }
     }
 
     /// The heap's node under a slab, and the offset of a slot in it.
@@ -129,12 +139,14 @@ impl Slabs {
     }
 
     /// Adds a slab for slots of `size` bytes over a live node of the heap.
-    pub(crate) fn add(&mut self, size: u64, node: u32, age: u64) {
+    pub(crate) fn add(&mut self, size: u64, (node, bytes): (u32, u64), age: u64) {
         let class = class_of(size);
-        let slots = slab_size(size) / size;
+        let slots = bytes / size;
+        self.counts[class] += 1;
         let slab = Slab {
             node,
             class: class as u8,
+            pages: (bytes / PAGE) as u8,
             live: 0,
             pending: 0,
             free: u64::MAX >> (64 - slots),
@@ -259,6 +271,7 @@ impl Slabs {
     fn remove(&mut self, id: u32) -> u32 {
         self.unlink(id);
         self.spare.push(id);
+        self.counts[self.slabs[id as usize].class as usize] -= 1;
         std::mem::replace(&mut self.slabs[id as usize].node, NONE)
     }
 
