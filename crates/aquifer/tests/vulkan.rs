@@ -24,8 +24,8 @@ fn opened(options: &VulkanOptions, reuse: Reuse) -> Opened {
 
 conformance! { crate::opened(&aquifer::backend::VulkanOptions::default(), aquifer::Reuse::Ranges) }
 
-/// The same on a device with small allocations and ranges, that cannot import: long work and large
-/// arrays are cut (rule G.2).
+/// The same on a device with small allocations and ranges: long work and large arrays are cut (rule
+/// G.2), and copies are a kernel's.
 mod small {
     use super::*;
 

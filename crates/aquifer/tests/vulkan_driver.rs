@@ -249,3 +249,53 @@ fn devices_that_are_not_here_say_why() {
         assert_eq!(Device::open().unwrap().backend(), "cpu");
     }
 }
+
+/// Which device a child process opens, and with what file.
+const CHILD: &str = "AQUIFER_TEST_SHRINKING";
+
+/// L.4: a file that becomes shorter while work on it is under way ends the process that did so (no
+/// library can prevent that), at once and by the signal for it; nothing hangs. In a child process.
+#[test]
+fn a_file_that_shrinks_under_work_ends_the_process() {
+    if let Ok(what) = std::env::var(CHILD) {
+        let (api, path) = what.split_once('=').unwrap();
+        return shrink_under_work(api, std::path::Path::new(path));
+    }
+    for api in ["cpu", "vulkan"] {
+        if api == "vulkan" && vulkan(&VulkanOptions::default()).is_none() {
+            continue;
+        }
+        let name = format!("aquifer-shrinking-{}-{api}.safetensors", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let name = "a_file_that_shrinks_under_work_ends_the_process";
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture"])
+            .env(CHILD, format!("{api}={}", path.display()))
+            .output()
+            .unwrap();
+        let _ = std::fs::remove_file(&path);
+        use std::os::unix::process::ExitStatusExt;
+        let text = String::from_utf8_lossy(&child.stdout);
+        assert!(text.contains("mapped") || text.contains("copied"), "{text}");
+        // Copied tensors are looked at before: then it is an error, and the child ends well.
+        let ended = child.status.signal() == Some(7) || child.status.success();
+        assert!(ended, "{api}: {:?} {text}", child.status);
+        println!("{api}: {:?}", child.status);
+    }
+}
+
+fn shrink_under_work(api: &str, path: &std::path::Path) {
+    let header = r#"{"w":{"dtype":"F32","shape":[1048576],"data_offsets":[0,4194304]}}      "#;
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.resize(bytes.len() + (4 << 20), 0);
+    std::fs::write(path, &bytes).unwrap();
+    let device = Device::named(api).unwrap();
+    let model = Checkpoint::open(&device, path).unwrap();
+    let array = model.array::<f32>("w").unwrap();
+    println!("{}", array.origin());
+    std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(4096).unwrap();
+    let sum = array.sum().and_then(|sum| sum.item());
+    println!("{sum:?}");
+    assert!(model.array::<f32>("w").is_err(), "a file that is shorter is noticed when asked");
+}

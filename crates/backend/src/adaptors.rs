@@ -402,8 +402,11 @@ unsafe impl Backend for Poisoned {
 pub struct Incoherent {
     inner: Arc<dyn Backend>,
     caps: Caps,
-    copies: std::sync::Mutex<std::collections::BTreeMap<BlockId, (u64, Box<[u64]>)>>,
+    copies: std::sync::Mutex<Copies>,
 }
+
+/// The device's own address of each shared block, and the CPU's copy of it.
+type Copies = std::collections::BTreeMap<BlockId, (u64, Box<[u64]>)>;
 
 impl Incoherent {
     /// A wrapper over a back end whose addresses the CPU can use.
@@ -414,9 +417,7 @@ impl Incoherent {
         Arc::new(Self { inner, caps, copies: std::sync::Mutex::default() })
     }
 
-    fn copies(
-        &self,
-    ) -> std::sync::MutexGuard<'_, std::collections::BTreeMap<BlockId, (u64, Box<[u64]>)>> {
+    fn copies(&self) -> std::sync::MutexGuard<'_, Copies> {
         self.copies.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 

@@ -28,6 +28,23 @@ const LINT: &[Step] = &[
 
 const TEST: &[Step] = &[
     ("tests", &["test", "--workspace", "--locked", "--lib", "--bins", "--tests"], &[]),
+    (
+        // Work that is under way when its submitter goes on: the driver's own threads do it.
+        "order on Vulkan, with threads of the driver's",
+        &[
+            "test",
+            "--locked",
+            "--package",
+            "aquifer",
+            "--test",
+            "vulkan",
+            "--",
+            "access::",
+            "order::",
+            "kernels::",
+        ],
+        &[("LP_NUM_THREADS", "2")],
+    ),
     ("doc tests", &["test", "--workspace", "--locked", "--doc"], &[]),
     (
         "model checks",
@@ -111,7 +128,9 @@ fn step(name: &str, arguments: &[&str], variables: &[(&str, &str)]) -> bool {
 fn examples() -> bool {
     EXAMPLES.iter().all(|(package, name)| {
         let arguments = ["run", "--quiet", "--locked", "--package", package, "--example", name];
+        let vulkan = std::env::var_os("VK_ICD_FILENAMES").is_some() && *package == "aquifer";
         step(name, &arguments, &[("AQUIFER_DEVICE", "cpu")])
+            && (!vulkan || step(name, &arguments, &[("AQUIFER_DEVICE", "vulkan")]))
     })
 }
 
