@@ -92,7 +92,7 @@ pub struct Kernel {
     signature: Option<Signature>,
 }
 
-/// One argument of a kernel; made by [`read`], [`write()`], [`array`] and [`scalar`].
+/// One argument of a kernel; made by [`read`], [`write()`], [`array()`] and [`scalar`].
 pub struct Arg<'a>(ArgKind<'a>);
 
 enum ArgKind<'a> {

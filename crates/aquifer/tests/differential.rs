@@ -291,7 +291,7 @@ fn functions_agree_with_the_cpu() {
     narrow.extend([0.0, -0.0, 1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX]);
     let wide: Vec<f64> =
         (0..20_000).map(|_| (random.f64() - 0.5) * 10f64.powi(random.i32(-8..250))).collect();
-    let on = |device: &Device| -> Result<(Vec<Vec<f32>>, Vec<Vec<f64>>)> {
+    let on = |device: &Device| -> Result<_> {
         let (a, b) = (device.array(&narrow)?, device.array(&wide)?);
         let f32s = [
             a.map(|x| x.sin())?.to_vec()?,
@@ -311,7 +311,7 @@ fn functions_agree_with_the_cpu() {
             b.map(|x| x.abs().pow(0.7))?.to_vec()?,
             b.map(|x| x % 0.7)?.to_vec()?,
         ];
-        Ok((f32s.into(), f64s.into()))
+        Ok((f32s, f64s))
     };
     let (got, want) = (on(&vulkan).unwrap(), on(&cpu).unwrap());
     for (function, (got, want)) in got.0.iter().zip(&want.0).enumerate() {

@@ -17,9 +17,12 @@ use conformance::Opened;
 const LEN: usize = 900;
 const COMMANDS: u32 = 1000;
 
+/// What each array holds.
+type Values = Vec<Vec<u32>>;
+
 /// Dependent and independent commands over five arrays and three queues; what the arrays hold in
 /// the end, and what they hold when the commands run one after another.
-fn random_work(device: &Device) -> Result<(Vec<Vec<u32>>, Vec<Vec<u32>>)> {
+fn random_work(device: &Device) -> Result<(Values, Values)> {
     let mut random = fastrand::Rng::with_seed(1000);
     let queues = [device.queue()?, device.queue()?, device.queue()?];
     let arrays: Vec<Array<u32, Private>> =

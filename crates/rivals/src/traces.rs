@@ -45,7 +45,7 @@ trait Subject {
     fn advance(&mut self, now: u64) -> Result<(), Fault>;
     /// Bytes got from the driver.
     fn held(&mut self) -> Result<u64, Fault>;
-    fn blocks(&self) -> u64 {
+    fn obtained(&self) -> u64 {
         0
     }
 }
@@ -151,7 +151,7 @@ fn replay(events: &[TraceEvent], subject: &mut dyn Subject) -> Result<Outcome, F
     Ok(Outcome {
         ratio: most_held as f64 / most_asked as f64,
         nanoseconds: spent as f64 / events.len() as f64,
-        blocks: subject.blocks(),
+        blocks: subject.obtained(),
     })
 }
 
@@ -237,7 +237,7 @@ impl Subject for Ours {
         Ok(self.memory.vulkan.held())
     }
 
-    fn blocks(&self) -> u64 {
+    fn obtained(&self) -> u64 {
         self.pool.stats().system_allocations
     }
 }
