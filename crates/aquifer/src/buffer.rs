@@ -42,6 +42,9 @@ impl fmt::Display for Origin {
     }
 }
 
+/// Bytes that memory which is not coherent is flushed in at most; the pool's ranges are multiples.
+const ATOM: u64 = aquifer_core::size::SMALL;
+
 /// What a buffer holds until it is freed.
 pub(crate) enum Hold {
     Nothing,
@@ -97,8 +100,9 @@ impl Buffer {
             unsafe {
                 std::ptr::write_bytes(allocation.address() as *mut u8, 0xA5, size as usize);
             }
-            if incoherent {
-                device.0.backend.flush(block, offset, size)?;
+            if incoherent && let Err(error) = device.0.backend.flush(block, offset, size) {
+                device.free(allocation, Stamps::default());
+                return Err(error.into());
             }
         }
         Ok(Arc::new(Self {
@@ -190,6 +194,15 @@ impl Buffer {
         self.imported
     }
 
+    /// The bytes by which an access is tracked: where memory is not coherent, those that are flushed
+    /// and invalidated together.
+    pub(crate) fn tracked(&self, range: ByteRange) -> ByteRange {
+        if !self.incoherent || range.start == range.end {
+            return range;
+        }
+        ByteRange { start: range.start / ATOM * ATOM, end: range.end.next_multiple_of(ATOM) }
+    }
+
     pub(crate) fn binding(&self, range: ByteRange, dtype: Dtype) -> Binding {
         Binding {
             block: self.block,
@@ -229,6 +242,7 @@ impl Buffer {
         limit: Option<Duration>,
     ) -> Result<u64> {
         self.check_access(access)?;
+        let range = self.tracked(range);
         let backend = &self.device.0.backend;
         loop {
             let mut seen = SmallVec::<[QueueId; 2]>::new();
@@ -268,12 +282,9 @@ impl Buffer {
 
     /// Ends a borrow for writing.
     pub(crate) fn unborrow_written(&self, id: u64, range: ByteRange) {
-        // A guard's end has no result: a driver that is short of something is asked again.
-        for _ in 0..100 {
-            match self.flush(range) {
-                Ok(()) => break,
-                Err(_) => std::thread::sleep(Duration::from_millis(1)),
-            }
+        // A guard's end has no result: the next wait tells it.
+        if let Err(error) = self.flush(range) {
+            self.device.tell_later(error);
         }
         self.unborrow(id);
     }

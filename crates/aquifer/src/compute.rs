@@ -142,6 +142,8 @@ pub(crate) fn scratch(
     let range = ByteRange { start: 0, end: size };
     let binding = buffer.binding(range, Dtype::U32);
     dispatch.scratch = Some(binding);
+    // Whether it can be used where it lies is found out before anything is recorded.
+    device.0.backend.prepare(dispatch)?;
     Ok(Some(Bound { buffer, range, binding }))
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -46,6 +46,9 @@ pub(crate) struct DeviceInner {
     /// `measure` calls under way: only then is the pool's time taken.
     measuring: AtomicU32,
     managing_ns: AtomicU64,
+    /// Errors that came where nobody could be told; the next wait tells them.
+    untold: Mutex<Vec<Error>>,
+    any_untold: AtomicBool,
     /// Compilations made: what the cache of pipelines saves is seen by it.
     compiled: AtomicU64,
 }
@@ -168,6 +171,8 @@ impl DeviceBuilder {
             random: AtomicU64::new(0),
             measuring: AtomicU32::new(0),
             managing_ns: AtomicU64::new(0),
+            untold: Mutex::default(),
+            any_untold: AtomicBool::new(false),
             compiled: AtomicU64::new(0),
         })))
     }
@@ -594,8 +599,22 @@ impl Device {
         wait_over(&*self.0.backend, queue, ticket);
     }
 
+    /// Keeps an error for the next wait.
+    pub(crate) fn tell_later(&self, error: Error) {
+        self.0.untold.lock().push(error);
+        self.0.any_untold.store(true, Ordering::Release);
+    }
+
     /// Takes the next failure of work on a queue.
     pub(crate) fn check_failure(&self, queue: QueueId) -> Result<()> {
+        if self.0.any_untold.load(Ordering::Acquire) {
+            let mut untold = self.0.untold.lock();
+            let error = untold.pop();
+            self.0.any_untold.store(!untold.is_empty(), Ordering::Release);
+            if let Some(error) = error {
+                return Err(error);
+            }
+        }
         match self.0.backend.take_failure(queue) {
             Some(failure) => Err(Error::new(Inner::Work(failure))),
             None => Ok(()),

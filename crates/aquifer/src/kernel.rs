@@ -258,6 +258,7 @@ impl Kernel {
         if len == 0 || grid.is_some_and(|grid| grid.contains(&0)) {
             return Ok(());
         }
+        self.check_lengths(&placed)?;
         self.align(&mut placed)?;
         let of = |wanted: Access| {
             placed.iter().filter(move |one| one.access == wanted).map(|one| one.bound.binding)
@@ -276,13 +277,20 @@ impl Kernel {
         if !self.device.caps().host_kernels {
             self.device.0.backend.prepare(&dispatch)?;
         }
-        let touches: SmallVec<[Touch<'_>; 6]> =
-            placed.iter().map(|one| one.bound.touch(one.access)).collect();
+        // Where what is written goes back to is refused now, before anything is recorded.
+        let backs = placed.iter().filter_map(|one| one.back.as_ref());
+        let touches: SmallVec<[Touch<'_>; 6]> = placed
+            .iter()
+            .map(|one| one.bound.touch(one.access))
+            .chain(backs.map(|back| back.touch(Access::Write)))
+            .collect();
         let queue = queue::current(&self.device)?;
         self.device.record(queue, Command::Dispatch(Box::new(dispatch)), &touches)?;
         for one in &placed {
             if let Some(back) = &one.back {
-                let command = Command::Copy { from: one.bound.binding, to: back.binding };
+                // As long as the array, not as what a kernel sees of its padding.
+                let from = Binding { len: back.binding.len, ..one.bound.binding };
+                let command = Command::Copy { from, to: back.binding };
                 let touches = [one.bound.touch(Access::Read), back.touch(Access::Write)];
                 self.device.record(queue, command, &touches)?;
             }
@@ -296,15 +304,19 @@ impl Kernel {
         let queue = queue::current(&self.device)?;
         let alignment = self.device.caps().binding_alignment;
         for one in placed {
-            let empty = one.bound.binding.len == 0;
-            if !empty && !one.bound.binding.address.is_multiple_of(alignment) {
+            let binding = &one.bound.binding;
+            // Imported memory begins anywhere in its buffer, the pool's where the offset says.
+            let place =
+                if one.bound.buffer.is_imported() { binding.address } else { binding.offset };
+            if binding.len > 0 && !place.is_multiple_of(alignment) {
                 let copy = copied(&self.device, queue, &one.bound)?;
                 let original = std::mem::replace(&mut one.bound, copy);
                 one.back = (one.access == Access::Write).then_some(original);
             }
             // The padding of an array's own memory lets kernels read it by whole words.
             let whole = one.bound.range.end == one.bound.buffer.size;
-            if whole && !one.bound.buffer.is_imported() && self.signature.is_some() {
+            let compiled = !self.device.caps().host_kernels;
+            if whole && compiled && !one.bound.buffer.is_imported() {
                 let len = &mut one.bound.binding.len;
                 *len = len.next_multiple_of(4);
             }
@@ -362,7 +374,7 @@ impl Kernel {
                 )),
             };
         };
-        let Some(&(access, element, least)) = arrays.get(index) else {
+        let Some(&(access, element, _)) = arrays.get(index) else {
             // The count is wrong, which is told next.
             return Ok(said.unwrap_or(Access::Read));
         };
@@ -379,11 +391,23 @@ impl Kernel {
             return self
                 .wrong(format!("array {index} has elements of {dtype}; the WGSL: {wanted}"));
         }
-        if binding.len.next_multiple_of(4) < least {
-            return self
-                .wrong(format!("array {index} has {} bytes; the WGSL needs {least}", binding.len));
-        }
         Ok(access)
+    }
+
+    /// Arrays are as long as the WGSL's types at least: what is shorter it could index beyond.
+    fn check_lengths(&self, placed: &[Placed]) -> Result<()> {
+        for (index, (one, (.., least))) in
+            placed.iter().zip(self.arrays().unwrap_or_default()).enumerate()
+        {
+            let len = one.bound.binding.len;
+            let padded = one.bound.range.end == one.bound.buffer.size;
+            let seen = if padded { len.next_multiple_of(4) } else { len };
+            if len == 0 || seen < least {
+                return self
+                    .wrong(format!("array {index} has {len} bytes; the WGSL needs {least}"));
+            }
+        }
+        Ok(())
     }
 
     fn check_overlaps(&self, placed: &[Placed]) -> Result<()> {

@@ -118,8 +118,8 @@ impl Recorder {
         let mut needs = Dependencies::default();
         for touch in touches {
             let epoch = self.open[index].epoch;
-            let tracker = &touch.buffer.tracker;
-            tracker.depend(queue, epoch, (touch.range, touch.access), &mut needs)?;
+            let (buffer, range) = (touch.buffer, touch.buffer.tracked(touch.range));
+            buffer.tracker.depend(queue, epoch, (range, touch.access), &mut needs)?;
         }
         for stamp in needs.waits.iter() {
             if backend.reached(stamp.queue) >= stamp.ticket {
@@ -140,7 +140,8 @@ impl Recorder {
         }
         let stamp = Stamp { queue, ticket: open.submitted + 1, epoch: open.epoch };
         for touch in touches {
-            let new = Use { stamp, range: touch.range, access: touch.access };
+            let range = touch.buffer.tracked(touch.range);
+            let new = Use { stamp, range, access: touch.access };
             let recorded = touch.buffer.tracker.record(new, |queue| backend.reached(queue));
             if let Err(error) = recorded {
                 // A guard came in between. Uses that are recorded already name this batch: it must

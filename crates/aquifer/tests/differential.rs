@@ -239,17 +239,17 @@ fn agree<T: RandomElement>(
     Ok(case.steps.len())
 }
 
+/// A Vulkan device, if there is one.
+fn vulkan() -> Option<Device> {
+    let missing = |error: Error| drop(Opened::missing("vulkan", &error.to_string()));
+    Device::named("vulkan").map_err(missing).ok()
+}
+
 /// N.3: 500 random expressions, over every type, views at odd offsets, shorter inputs that repeat,
 /// in place and not, on three queues: integers exactly, floats within 4 ulp.
 #[test]
 fn five_hundred_expressions_agree_with_the_cpu() {
-    let vulkan = match Device::named("vulkan") {
-        Ok(device) => device,
-        Err(error) => {
-            let _ = Opened::missing("vulkan", &error.to_string());
-            return;
-        }
-    };
+    let Some(vulkan) = vulkan() else { return };
     let cpu = Device::cpu().unwrap();
     let devices = (&vulkan, &cpu);
     let mut random = Rng::with_seed(500);
@@ -277,13 +277,7 @@ fn five_hundred_expressions_agree_with_the_cpu() {
 /// N.3: the elementary functions on both, over their ranges and far beyond.
 #[test]
 fn functions_agree_with_the_cpu() {
-    let vulkan = match Device::named("vulkan") {
-        Ok(device) => device,
-        Err(error) => {
-            let _ = Opened::missing("vulkan", &error.to_string());
-            return;
-        }
-    };
+    let Some(vulkan) = vulkan() else { return };
     let cpu = Device::cpu().unwrap();
     let mut random = Rng::with_seed(9);
     let mut narrow: Vec<f32> =

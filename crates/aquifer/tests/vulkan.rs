@@ -33,6 +33,7 @@ mod small {
         let options = VulkanOptions {
             largest_block: Some(4 << 20),
             largest_range: Some(1 << 20),
+            alignment: Some(256),
             copy_by_kernel: true,
             ..VulkanOptions::default()
         };

@@ -20,6 +20,16 @@ macro_rules! pass_on {
     (memory: $($name:ident($($arg:ident: $type:ty),*) $(-> $ret:ty)?;)*) => {
         $(fn $name(&self, $($arg: $type),*) $(-> $ret)? { self.inner.$name($($arg),*) })*
     };
+    (spans) => {
+        pass_on! { memory:
+            reserve(size: u64, mode: Storage) -> Result<Block, DriverError>;
+            release(span: Block);
+            commit(span: BlockId, offset: u64, len: u64) -> Result<(), DriverError>;
+            decommit(span: BlockId, offset: u64, len: u64);
+            wire(block: BlockId, offset: u64, len: u64) -> Result<(), DriverError>;
+            unwire(block: BlockId, offset: u64, len: u64);
+        }
+    };
     (backend) => {
         pass_on! { memory:
             api() -> &'static str;
@@ -208,15 +218,10 @@ impl Slow {
 }
 
 impl Memory for Slow {
+    pass_on!(spans);
     pass_on! { memory:
         obtain(size: u64, mode: Storage) -> Result<Block, DriverError>;
         give_back(block: Block);
-        reserve(size: u64, mode: Storage) -> Result<Block, DriverError>;
-        release(span: Block);
-        commit(span: BlockId, offset: u64, len: u64) -> Result<(), DriverError>;
-        decommit(span: BlockId, offset: u64, len: u64);
-        wire(block: BlockId, offset: u64, len: u64) -> Result<(), DriverError>;
-        unwire(block: BlockId, offset: u64, len: u64);
     }
 
     fn reached(&self, queue: QueueId) -> Ticket {
@@ -461,13 +466,8 @@ impl Memory for Incoherent {
         self.inner.give_back(Block { address, ..block });
     }
 
+    pass_on!(spans);
     pass_on! { memory:
-        reserve(size: u64, mode: Storage) -> Result<Block, DriverError>;
-        release(span: Block);
-        commit(span: BlockId, offset: u64, len: u64) -> Result<(), DriverError>;
-        decommit(span: BlockId, offset: u64, len: u64);
-        wire(block: BlockId, offset: u64, len: u64) -> Result<(), DriverError>;
-        unwire(block: BlockId, offset: u64, len: u64);
         reached(queue: QueueId) -> Ticket;
     }
 }
@@ -570,15 +570,10 @@ impl Planned {
 }
 
 impl Memory for Planned {
+    pass_on!(spans);
     pass_on! { memory:
         obtain(size: u64, mode: Storage) -> Result<Block, DriverError>;
         give_back(block: Block);
-        reserve(size: u64, mode: Storage) -> Result<Block, DriverError>;
-        release(span: Block);
-        commit(span: BlockId, offset: u64, len: u64) -> Result<(), DriverError>;
-        decommit(span: BlockId, offset: u64, len: u64);
-        wire(block: BlockId, offset: u64, len: u64) -> Result<(), DriverError>;
-        unwire(block: BlockId, offset: u64, len: u64);
         reached(queue: QueueId) -> Ticket;
     }
 }

@@ -1,9 +1,12 @@
-//! The queues of a back end by number.
+//! The queues of a back end by number, and what failed on one.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use aquifer_core::{DriverError, QueueId};
+
+use crate::seam::Failure;
 
 /// Queues that a device can have; threads that end give theirs back.
 pub(crate) const MOST_QUEUES: usize = 4096;
@@ -56,5 +59,31 @@ impl<Q> Queues<Q> {
             Some(Ok(())) => Ok(QueueId(index as u32)),
             _ => Err(full),
         }
+    }
+}
+
+/// Work that failed on a queue and has not been told; looking is one atomic load.
+#[derive(Debug, Default)]
+pub(crate) struct Failures {
+    any: AtomicBool,
+    list: Mutex<VecDeque<Failure>>,
+}
+
+impl Failures {
+    pub(crate) fn push(&self, label: &str, reason: String) {
+        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        list.push_back(Failure { label: label.to_owned(), reason });
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// The oldest.
+    pub(crate) fn take(&self) -> Option<Failure> {
+        if !self.any.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let failure = list.pop_front();
+        self.any.store(!list.is_empty(), Ordering::Release);
+        failure
     }
 }

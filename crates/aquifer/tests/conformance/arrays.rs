@@ -254,6 +254,8 @@ pub fn large_copies_are_exact(device: &Device) -> Result<()> {
     let copy = private.copy()?;
     assert_eq!(copy.slice(copy.len() - 1..)?.item()?, *host.last().unwrap());
     assert!(copy.zip(&private)?.reduce(|(x, y)| x.eq(y).all())?.item()?);
+    let part = private.slice(64..)?.copy()?;
+    assert!(part.zip(&private.slice(64..)?)?.reduce(|(x, y)| x.eq(y).all())?.item()?);
     Ok(())
 }
 

@@ -215,6 +215,38 @@ pub fn views_are_bound_where_they_lie(device: &Device) -> Result<()> {
     Ok(())
 }
 
+/// Bytes seen as words: what a kernel writes beyond a view's last byte goes nowhere.
+pub fn bytes_are_seen_as_words(device: &Device) -> Result<()> {
+    let fill = device.kernel(
+        KernelSource::wgsl(
+            "@group(0) @binding(7) var<storage, read_write> words: array<u32>;
+             @compute @workgroup_size(8)
+             fn fill(@builtin(global_invocation_id) id: vec3<u32>) {
+                 words[id.x] = 0x02020202u;
+             }",
+        )
+        .with_cpu(|k| {
+            k.output::<u8>(0)?.fill(2);
+            Ok(())
+        }),
+    )?;
+    for (start, end) in [(0, 16), (1, 6), (1, 9), (3, 16), (5, 16), (16, 32)] {
+        let bytes = device.array(&[1u8; 41])?;
+        let view = bytes.slice(start..end)?;
+        fill.run(&[kernel::array(&view)], 16)?;
+        for (place, &byte) in bytes.read()?.iter().enumerate() {
+            assert_eq!(byte == 2, (start..end).contains(&place), "{start}..{end}: {place}");
+        }
+    }
+    let short = device.array(&[1u8; 16])?.slice(2..5)?;
+    let error = fill.run(&[kernel::array(&short)], 8).unwrap_err().to_string();
+    assert!(error.contains("has 3 bytes; the WGSL needs 4"), "{error}");
+    let empty = Array::<u8>::zeros(device, [0])?;
+    fill.run(&[kernel::array(&empty)], 0)?;
+    assert!(fill.run(&[kernel::array(&empty)], 8).is_err());
+    Ok(())
+}
+
 /// Counts, types and devices of arguments are checked by name, and nothing is recorded.
 pub fn arguments_are_checked(device: &Device) -> Result<()> {
     let kernel = device.kernel(KernelSource::wgsl(SAXPY).with_cpu(saxpy).named("saxpy"))?;

@@ -172,6 +172,11 @@ pub fn functions_are_within_four_ulp(device: &Device) -> Result<()> {
             assert!((got - want).abs() <= 4.0 * ulp, "f64 {name}({x}) is {got}, not {want}");
         }
     }
+    let zero = device.array(&[-0.0f32])?.map(|x| (x.sin(), x.tan(), x.tanh()))?;
+    for zero in [zero.0, zero.1, zero.2] {
+        let zero = zero.item()?;
+        assert!(zero == 0.0 && (zero.is_sign_negative() || device.backend() == "cpu"));
+    }
     let powers = device.array(&[2.0f32, 9.0, 0.0, -8.0])?.map(|x| x.pow(0.5))?.to_vec()?;
     assert!((powers[0] - 2f32.sqrt()).abs() < 1e-6 && powers[1] == 3.0 && powers[3].is_nan());
     Ok(())
@@ -325,6 +330,18 @@ pub fn folds_along_the_last_axis(device: &Device) -> Result<()> {
             assert_eq!(row[place as usize], *row.iter().max().unwrap());
         }
     }
+    // Rows and sums that cross whatever a device cuts memory into, at no special place.
+    let host: Vec<u32> = (0..2_100_001).collect();
+    let a = device.array_in(Private, &host)?;
+    let rows = a.slice(1..)?.reshape([700_000, 3])?;
+    let (sums, last) = (rows.reduce_last(|x| x.sum())?, rows.reduce_last(|x| x.arg_greatest())?);
+    for (place, (sum, last)) in sums.to_vec()?.iter().zip(last.to_vec()?).enumerate() {
+        assert_eq!((*sum, last), (9 * place as u64 + 6, 2), "row {place}");
+    }
+    let wide = a.slice(3..2_100_000)?.reshape([3, 699_999])?.reduce_last(|x| x.sum())?;
+    let exact = |row: u64| (0..699_999).map(|i| 3 + row * 699_999 + i).sum::<u64>();
+    assert_eq!(wide.to_vec()?, [exact(0), exact(1), exact(2)]);
+    assert_eq!(a.slice(1..)?.argmax()?.item()?, 2_099_999);
     let cube = Array::<f32>::ones(device, [2, 3, 4])?;
     assert_eq!(cube.reduce_last(|x| x.sum())?.shape(), [2, 3]);
     Ok(())
@@ -344,6 +361,8 @@ pub fn shapes_repeat(device: &Device) -> Result<()> {
     assert_eq!((swapped.shape(), swapped.get([3, 7])?), (&[20, 300][..], 900.0));
     let dot = matrix.zip(&row)?.reduce_last(|(m, r)| (m * r).sum())?;
     assert_eq!(dot.shape(), [20]);
+    let nothing = Array::<f32>::zeros(device, [0])?;
+    assert_eq!(nothing.zip(&one)?.reduce(|(x, y)| (x + y).sum())?.item()?, 0.0);
     let four = one.zip(&one)?.zip(&one)?.zip(&one)?.map(|(a, b, c, d)| a + b + c + d)?;
     assert_eq!(four.item()?, 40.0);
     Ok(())

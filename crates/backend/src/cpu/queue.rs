@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use aquifer_core::Ticket;
 
 use crate::cpu::program::Program as Compiled;
 use crate::cpu::{host, run};
+use crate::queues::Failures;
 use crate::seam::{Batch, Command, Dispatch, Failure, Program, WaitError};
 
 /// Bytes that a batch may touch to run in its caller: some 10 µs of work.
@@ -49,8 +50,7 @@ pub(super) struct Queue {
     done: Mutex<()>,
     progress: Condvar,
     sleepers: AtomicU32,
-    failures: Mutex<VecDeque<Failure>>,
-    failed: AtomicBool,
+    failures: Failures,
 }
 
 /// The timelines that a batch may wait for.
@@ -208,18 +208,11 @@ impl Queue {
     }
 
     fn fail(&self, label: &str, reason: String) {
-        lock(&self.failures).push_back(Failure { label: label.to_owned(), reason });
-        self.failed.store(true, Ordering::Release);
+        self.failures.push(label, reason);
     }
 
     pub(super) fn take_failure(&self) -> Option<Failure> {
-        if !self.failed.load(Ordering::Acquire) {
-            return None;
-        }
-        let mut failures = lock(&self.failures);
-        let failure = failures.pop_front();
-        self.failed.store(!failures.is_empty(), Ordering::Release);
-        failure
+        self.failures.take()
     }
 
     pub(super) fn wait(

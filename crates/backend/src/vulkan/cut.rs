@@ -1,8 +1,10 @@
 //! Which calls a dispatch becomes (rule G.2): a kernel is bound to limited ranges, and a block may
 //! be several buffers, so long work is cut. Plain arithmetic: no driver, no memory.
 
+use smallvec::SmallVec;
+
 use crate::dtype::Dtype;
-use crate::ir::{Kernel, Output};
+use crate::ir::Kernel;
 use crate::seam::{Binding, Dispatch};
 use crate::wgsl::{self, Shape, Variant};
 
@@ -86,25 +88,19 @@ pub(super) fn rows(dispatch: &Dispatch) -> u64 {
     }
 }
 
-/// Pieces' results that a dispatch of folds stores; 0 where no row is in pieces.
-pub(super) fn records(dispatch: &Dispatch) -> u64 {
-    if dispatch.row <= SHORT_ROW {
-        return 0;
-    }
-    let (_, per_row) = pieces(dispatch.row);
-    if per_row > 1 { rows(dispatch) * per_row } else { 0 }
-}
-
 impl<R: Rooms> Cutter<'_, R> {
     /// Calls `emit` for each call of the dispatch, in order.
     pub(super) fn cut(&self, mut emit: impl FnMut(Step)) -> Result<(), Unfit> {
+        // Scratch memory is bound as it is.
+        if let Some(scratch) = &self.dispatch.scratch
+            && self.rooms.room(scratch, 0).is_none_or(|(room, _)| room < scratch.len)
+        {
+            return Err(Unfit);
+        }
         if !wgsl::folds(self.kernel) {
             return self.cut_places(&mut emit);
         }
-        if self.dispatch.row <= SHORT_ROW {
-            return self.cut_rows(&mut emit);
-        }
-        self.cut_pieces(&mut emit)
+        self.cut_folds(&mut emit)
     }
 
     fn straight_inputs(&self, repeats: u8) -> impl Iterator<Item = &Binding> {
@@ -200,37 +196,27 @@ impl<R: Rooms> Cutter<'_, R> {
         (self.output_reach(first, rows.min(left).min(most)), repeats)
     }
 
-    fn cut_rows(&self, emit: &mut impl FnMut(Step)) -> Result<(), Unfit> {
-        let (all, row) = (rows(self.dispatch), self.dispatch.row);
-        let mut at = 0;
-        while at < all {
-            let (rows, repeats) = self.whole_rows(at, all - at, MOST_PLACES);
-            if rows == 0 {
-                return Err(Unfit);
-            }
-            emit(Step {
-                variant: Variant { shape: Shape::Rows, repeats },
-                start: at * row,
-                places: rows * row,
-                first_row: at,
-                rows,
-                row_len: row,
-                ..NOTHING
-            });
-            at += rows;
-        }
-        Ok(())
-    }
-
-    fn cut_pieces(&self, emit: &mut impl FnMut(Step)) -> Result<(), Unfit> {
+    /// Folds: short rows an invocation each, long ones in pieces. A row that crosses from one range
+    /// into the next is always in pieces, which end there.
+    fn cut_folds(&self, emit: &mut impl FnMut(Step)) -> Result<(), Unfit> {
         let (all, row) = (rows(self.dispatch), self.dispatch.row);
         let (piece_len, per_row) = pieces(row);
-        let parted = per_row > 1;
-        let mut at = 0;
+        let short = row <= SHORT_ROW;
+        let most = if short { MOST_PLACES } else { MOST_GROUPS / per_row };
+        let mut runs = SmallVec::<[Run; 4]>::new();
+        let (mut at, mut record) = (0, 0);
         while at < all {
-            let (rows, repeats) = self.whole_rows(at, all - at, MOST_GROUPS / per_row);
-            let step = Step {
-                variant: Variant { shape: Shape::Pieces, repeats },
+            let (rows, repeats) = self.whole_rows(at, all - at, most);
+            if rows == 0 {
+                let pieces = self.cut_row(at, record, emit)?;
+                runs.push(Run { first_row: at, rows: 1, pieces, first_record: record });
+                (at, record) = (at + 1, record + pieces);
+                continue;
+            }
+            let shape = if short { Shape::Rows } else { Shape::Pieces };
+            let parted = !short && per_row > 1;
+            emit(Step {
+                variant: Variant { shape, repeats },
                 start: at * row,
                 places: rows * row,
                 first_row: at,
@@ -239,60 +225,58 @@ impl<R: Rooms> Cutter<'_, R> {
                 piece_len,
                 pieces: per_row,
                 in_row: 0,
-                first_record: at * per_row,
+                first_record: record,
                 parted,
-            };
-            if rows > 0 {
-                emit(step);
-                at += rows;
-                continue;
+            });
+            if parted {
+                runs.push(Run { first_row: at, rows, pieces: per_row, first_record: record });
+                record += rows * per_row;
             }
-            self.cut_row(at, step, emit)?;
-            at += 1;
+            at += rows;
         }
-        if parted { self.cut_joins(per_row, emit) } else { Ok(()) }
+        runs.iter().try_for_each(|run| self.cut_joins(run, emit))
     }
 
-    /// A row that does not fit one call: as many pieces as do.
-    fn cut_row(&self, row: u64, step: Step, emit: &mut impl FnMut(Step)) -> Result<(), Unfit> {
-        let mut piece = 0;
-        while piece < step.pieces {
-            let in_row = piece * step.piece_len;
-            let left = step.row_len - in_row;
-            let (reach, repeats) = self.reach(row * step.row_len + in_row, left);
-            let pieces = if reach == left { step.pieces - piece } else { reach / step.piece_len };
-            if pieces == 0 || self.output_reach(row, 1) == 0 {
+    /// A row that does not fit one call: as much of it as does, and so on. Returns its pieces.
+    fn cut_row(
+        &self,
+        row: u64,
+        first_record: u64,
+        emit: &mut impl FnMut(Step),
+    ) -> Result<u64, Unfit> {
+        let len = self.dispatch.row;
+        let (piece_len, _) = pieces(len);
+        let (mut done, mut count) = (0, 0);
+        while done < len {
+            let start = row * len + done;
+            let (places, repeats) = self.reach(start, len - done);
+            if places == 0 || self.output_reach(row, 1) == 0 {
                 return Err(Unfit);
             }
-            let places = left.min(pieces * step.piece_len);
+            let pieces = places.div_ceil(piece_len);
             emit(Step {
-                variant: Variant { repeats, ..step.variant },
-                start: row * step.row_len + in_row,
+                variant: Variant { shape: Shape::Pieces, repeats },
+                start,
                 places,
+                first_row: row,
                 rows: 1,
                 row_len: places,
+                piece_len,
                 pieces,
-                in_row,
-                first_record: step.first_record + piece,
-                ..step
+                in_row: done,
+                first_record: first_record + count,
+                parted: true,
             });
-            piece += pieces;
+            (done, count) = (done + places, count + pieces);
         }
-        Ok(())
+        Ok(count)
     }
 
-    fn cut_joins(&self, per_row: u64, emit: &mut impl FnMut(Step)) -> Result<(), Unfit> {
-        let all = rows(self.dispatch);
-        let record = wgsl::partial_words(self.kernel) * 4;
-        let scratch = self.dispatch.scratch.as_ref();
-        let mut at = 0;
-        while at < all {
-            let room = scratch.map_or(u64::MAX, |scratch| {
-                let start = records_start(self.kernel) + at * per_row * record;
-                self.rooms.room(scratch, start).map_or(0, |(room, _)| room)
-            });
-            let most = (room / (per_row * record)).min(all - at).min(MOST_GROUPS);
-            let rows = self.output_reach(at, most);
+    fn cut_joins(&self, run: &Run, emit: &mut impl FnMut(Step)) -> Result<(), Unfit> {
+        let mut done = 0;
+        while done < run.rows {
+            let at = run.first_row + done;
+            let rows = self.output_reach(at, (run.rows - done).min(MOST_GROUPS));
             if rows == 0 {
                 return Err(Unfit);
             }
@@ -300,13 +284,30 @@ impl<R: Rooms> Cutter<'_, R> {
                 variant: Variant { shape: Shape::Join, repeats: 0 },
                 first_row: at,
                 rows,
-                pieces: per_row,
-                first_record: at * per_row,
+                pieces: run.pieces,
+                first_record: run.first_record + done * run.pieces,
+                parted: true,
                 ..NOTHING
             });
-            at += rows;
+            done += rows;
         }
         Ok(())
+    }
+}
+
+/// Rows whose pieces' results are joined.
+struct Run {
+    first_row: u64,
+    rows: u64,
+    /// Results of each row.
+    pieces: u64,
+    first_record: u64,
+}
+
+impl Step {
+    /// Pieces' results up to the last of this call.
+    pub(super) fn records(&self) -> u64 {
+        if self.parted { self.first_record + self.rows * self.pieces } else { 0 }
     }
 }
 
@@ -330,10 +331,9 @@ pub(super) fn records_start(kernel: &Kernel) -> u64 {
     (kernel.params.len() as u64 * 8).next_multiple_of(256)
 }
 
-/// Bytes of scratch memory of a dispatch.
-pub(super) fn scratch(kernel: &Kernel, dispatch: &Dispatch, params: bool) -> u64 {
-    let folds = matches!(kernel.outputs.first(), Some(Output::Fold(..)));
-    let records = if folds { records(dispatch) } else { 0 };
+/// Bytes of scratch memory for so many pieces' results, and for the parameters where they must be
+/// there.
+pub(super) fn scratch(kernel: &Kernel, records: u64, params: bool) -> u64 {
     match (records, params) {
         (0, false) => 0,
         (0, true) => records_start(kernel),

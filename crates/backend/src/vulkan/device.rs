@@ -35,8 +35,10 @@ pub(super) struct Limits {
     pub(super) atom: u64,
     /// Storage buffers of one kernel.
     pub(super) bindings: u32,
-    /// Invocations of a workgroup.
+    /// Invocations of a workgroup, in all and along each axis, and bytes of its memory.
     pub(super) invocations: u32,
+    pub(super) workgroup: [u32; 3],
+    pub(super) workgroup_bytes: u32,
     /// Bytes of immediates.
     pub(super) immediates: u32,
     /// Heap budgets are told by the driver.
@@ -65,6 +67,7 @@ struct Wanted {
     budget: bool,
     controls: [(u32, FloatControls); 2],
     largest_block: u64,
+    push_descriptors: u32,
 }
 
 fn wanted(instance: &Instance, physical: &Physical) -> Result<Wanted, OpenError> {
@@ -89,6 +92,8 @@ fn wanted(instance: &Instance, physical: &Physical) -> Result<Wanted, OpenError>
     let mut maintenance = vk::PhysicalDeviceMaintenance3Properties::default();
     let mut properties =
         vk::PhysicalDeviceProperties2::default().push_next(&mut floats).push_next(&mut maintenance);
+    let mut push = vk::PhysicalDevicePushDescriptorPropertiesKHR::default();
+    properties = properties.push_next(&mut push);
     if imports {
         properties = properties.push_next(&mut host);
     }
@@ -129,6 +134,7 @@ fn wanted(instance: &Instance, physical: &Physical) -> Result<Wanted, OpenError>
         budget,
         controls: [(32, narrow), (64, wide)],
         largest_block: maintenance.max_memory_allocation_size,
+        push_descriptors: push.max_push_descriptors,
     })
 }
 
@@ -221,7 +227,7 @@ fn facts(
     let immediates = limits.max_push_constants_size;
     let limits = Limits {
         range: range.min(options.largest_range.unwrap_or(u64::MAX)),
-        align: limits.min_storage_buffer_offset_alignment.max(16),
+        align: limits.min_storage_buffer_offset_alignment.max(options.alignment.unwrap_or(16)),
         groups: limits.max_compute_work_group_count,
         // Whole pages of the pool's.
         block: block / aquifer_core::size::PAGE * aquifer_core::size::PAGE,
@@ -229,8 +235,11 @@ fn facts(
         atom: limits.non_coherent_atom_size.max(1),
         bindings: limits
             .max_per_stage_descriptor_storage_buffers
-            .min(limits.max_descriptor_set_storage_buffers),
+            .min(limits.max_descriptor_set_storage_buffers)
+            .min(wanted.push_descriptors),
         invocations: limits.max_compute_work_group_invocations,
+        workgroup: limits.max_compute_work_group_size,
+        workgroup_bytes: limits.max_compute_shared_memory_size,
         immediates,
         budget: wanted.budget,
         heaps,

@@ -18,8 +18,6 @@ const UPDATE: usize = 64 << 10;
 /// Bytes from which on a copy inside a discrete device's memory is a kernel: the copy commands of
 /// an H200's driver reach 0.84 TB/s, a kernel 3.7.
 const COPY_BY_KERNEL: u64 = 1 << 18;
-/// Bytes that such a copy is a multiple of.
-const WHOLE: u64 = 1 << 14;
 
 /// How commands are written, beside what they are.
 #[derive(Clone, Copy)]
@@ -51,6 +49,9 @@ impl Ranges<'_> {
     /// `len` bytes from `offset` of a binding, bound at the aligned offset below.
     fn bound(&self, binding: &Binding, offset: u64, len: u64) -> Option<Bound> {
         let (place, size) = (self.place(binding, offset)?, binding.dtype.size() as u64);
+        if place.room < len {
+            return None;
+        }
         let before = place.offset % self.driver.facts.limits.align;
         // Whole words: what is packed is read and written by them. Buffers end at whole pages.
         let range = (before + len).next_multiple_of(4);
@@ -129,8 +130,7 @@ impl<'e> Encoder<'e> {
         else {
             return Ok(0);
         };
-        // Whole vectors, so that every call is the one that was compiled.
-        let len = from.len / WHOLE * WHOLE;
+        let len = from.len / 4 * 4;
         let words = |binding: &Binding| Binding { len, dtype: Dtype::U32, ..*binding };
         let dispatch = Dispatch {
             program: seam::Program::Compiled(copier.clone()),
@@ -242,7 +242,7 @@ impl<'e> Encoder<'e> {
                 let binding = dispatch.inputs.get(slot)?;
                 let (size, byte) =
                     (binding.dtype.size() as u64, cut::input_byte(binding, step.start));
-                self.ranges.bound(binding, byte, step.places * size)
+                self.ranges.bound(binding, byte, step.places.max(1) * size)
             }
             Slot::Output(slot) | Slot::Edges(slot) => {
                 let binding = dispatch.outputs.get(slot)?;
@@ -253,9 +253,7 @@ impl<'e> Encoder<'e> {
             }
             Slot::Partials => {
                 // A fold of one piece binds its first output where no results are stored.
-                let Some(scratch) =
-                    dispatch.scratch.as_ref().filter(|_| cut::records(dispatch) > 0)
-                else {
+                let Some(scratch) = dispatch.scratch.as_ref().filter(|_| step.parted) else {
                     let binding = dispatch.outputs.first()?;
                     return self.ranges.bound(binding, 0, binding.dtype.size() as u64);
                 };

@@ -17,6 +17,8 @@ pub struct VulkanOptions {
     pub largest_block: Option<u64>,
     /// Bytes of the largest range that a kernel is bound to, where it is to be less.
     pub largest_range: Option<u64>,
+    /// Alignment of bound ranges in bytes, a power of two, where it is to be more: 16 to 256.
+    pub alignment: Option<u64>,
     /// Lets the device behave as if it could not import memory.
     pub no_import: bool,
     /// Copies inside the device's memory by a kernel also where all memory is one.

@@ -8,6 +8,7 @@ use aquifer_core::{Access, DriverError};
 use smallvec::SmallVec;
 
 use super::cut::{self, Cutter, Rooms};
+use super::device::Limits;
 use super::driver::{Driver, RawPipeline};
 use super::spirv;
 use crate::dtype::Dtype;
@@ -95,7 +96,7 @@ impl Expression {
         found.map(|(_, compiled)| Arc::clone(compiled))
     }
 
-    /// The kernel that copies words, ready for aligned ranges of any length that is not short.
+    /// The kernel that copies words, ready for ranges of any length.
     pub(super) fn copier(driver: &Arc<Driver>) -> Result<Self, CompileError> {
         let kernel = Kernel {
             nodes: vec![Node { op: Op::Input(0), dtype: Dtype::U32 }],
@@ -104,7 +105,9 @@ impl Expression {
             outputs: vec![Output::Store(0)],
         };
         let copier = Self::compile(driver, &kernel)?;
-        copier.make(Variant { shape: Shape::Wide, repeats: 0 })?;
+        for shape in [Shape::Wide, Shape::One] {
+            copier.make(Variant { shape, repeats: 0 })?;
+        }
         Ok(copier)
     }
 
@@ -124,18 +127,23 @@ impl Expression {
     }
 
     /// Makes the pipelines of every call of a dispatch; the bytes of scratch memory that it takes.
-    pub(super) fn prepare(
+    pub(super) fn prepare<R: Rooms>(
         &self,
         dispatch: &Dispatch,
-        rooms: &impl Rooms,
+        rooms: impl FnOnce() -> R,
     ) -> Result<u64, CompileError> {
-        let cutter = Cutter { kernel: &self.kernel, used: &self.used, dispatch, rooms };
-        let mut variants = SmallVec::<[Variant; 4]>::new();
-        let cut = cutter.cut(|step| {
-            if !variants.contains(&step.variant) {
-                variants.push(step.variant);
-            }
-        });
+        let (mut variants, mut records) = (SmallVec::<[Variant; 4]>::new(), 0);
+        let cut = {
+            // Given up before anything is compiled: whoever gets memory waits for it.
+            let rooms = &rooms();
+            let cutter = Cutter { kernel: &self.kernel, used: &self.used, dispatch, rooms };
+            cutter.cut(|step| {
+                records = step.records().max(records);
+                if !variants.contains(&step.variant) {
+                    variants.push(step.variant);
+                }
+            })
+        };
         cut.map_err(|_| {
             let limits = &self.driver.facts.limits;
             CompileError::new(format!(
@@ -147,7 +155,7 @@ impl Expression {
         for variant in variants {
             params |= self.make(variant)?.slots.contains(&Slot::Params);
         }
-        Ok(cut::scratch(&self.kernel, dispatch, params))
+        Ok(cut::scratch(&self.kernel, records, params))
     }
 }
 
@@ -178,16 +186,38 @@ fn compile_shader(driver: &Arc<Driver>, shader: Shader) -> Result<Compiled, Comp
     })
 }
 
+/// Refuses what is above the device's limits; the invocations of a workgroup.
+fn check_limits(user: &UserKernel, limits: &Limits) -> Result<u32, CompileError> {
+    let sizes = user.signature.workgroup;
+    let invocations: u64 = sizes.iter().map(|&size| u64::from(size)).product();
+    if invocations > limits.invocations.into()
+        || sizes.iter().zip(limits.workgroup).any(|(size, most)| *size > most)
+    {
+        return Err(CompileError::new(format!(
+            "a workgroup of {sizes:?} invocations is above the device's {} in all, {:?} along the axes",
+            limits.invocations, limits.workgroup
+        )));
+    }
+    if user.workgroup_bytes > limits.workgroup_bytes.into() {
+        return Err(CompileError::new(format!(
+            "{} bytes of workgroup memory are above the device's {}",
+            user.workgroup_bytes, limits.workgroup_bytes
+        )));
+    }
+    if user.bindings.len() > limits.bindings as usize {
+        return Err(CompileError::new(format!(
+            "{} arrays are above the {} that the device binds to a kernel",
+            user.bindings.len(),
+            limits.bindings
+        )));
+    }
+    Ok(invocations as u32)
+}
+
 impl User {
     pub(super) fn compile(driver: &Arc<Driver>, user: &UserKernel) -> Result<Self, CompileError> {
         let facts = &driver.facts;
-        let invocations: u32 = user.signature.workgroup.iter().product();
-        if invocations > facts.limits.invocations {
-            return Err(CompileError::new(format!(
-                "a workgroup of {invocations} invocations is above the device's {}",
-                facts.limits.invocations
-            )));
-        }
+        let invocations = check_limits(user, &facts.limits)?;
         if user.immediates > facts.limits.immediates {
             return Err(CompileError::new(format!(
                 "{} bytes of scalars are above the device's {}",
@@ -231,7 +261,12 @@ impl User {
     }
 
     /// Refuses what does not fit the device.
-    pub(super) fn check(&self, driver: &Driver, dispatch: &Dispatch) -> Result<(), CompileError> {
+    pub(super) fn check(
+        &self,
+        driver: &Driver,
+        dispatch: &Dispatch,
+        rooms: &impl Rooms,
+    ) -> Result<(), CompileError> {
         let limits = &driver.facts.limits;
         let grid = self.grid(dispatch);
         if grid.iter().zip(limits.groups).any(|(&groups, most)| groups > u64::from(most)) {
@@ -240,12 +275,14 @@ impl User {
                 dispatch.label, limits.groups
             )));
         }
-        let long = |binding: &&crate::seam::Binding| binding.len > limits.range;
-        if let Some(binding) = dispatch.inputs.iter().chain(&dispatch.outputs).find(long) {
-            return Err(CompileError::new(format!(
-                "kernel '{}': an array of {} bytes is above the {} that the device binds to a kernel: pass slices of it",
-                dispatch.label, binding.len, limits.range
-            )));
+        for binding in dispatch.inputs.iter().chain(&dispatch.outputs) {
+            let (room, aligned) = rooms.room(binding, 0).unwrap_or((0, false));
+            if binding.len > room || !aligned {
+                return Err(CompileError::new(format!(
+                    "kernel '{}': an array of {} bytes does not lie in one range of {room} bytes that the device binds to a kernel: pass slices or a copy of it",
+                    dispatch.label, binding.len
+                )));
+            }
         }
         Ok(())
     }

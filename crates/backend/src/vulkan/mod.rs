@@ -357,8 +357,12 @@ unsafe impl Backend for Vulkan {
             return Err(CompileError::new("Vulkan devices run WGSL, not closures"));
         };
         match pipeline.0.downcast_ref::<Compiled>() {
-            Some(Compiled::Expression(expression)) => expression.prepare(dispatch, &self.ranges()),
-            Some(Compiled::User(user)) => user.check(&self.driver, dispatch).map(|()| 0),
+            Some(Compiled::Expression(expression)) => {
+                expression.prepare(dispatch, || self.ranges())
+            }
+            Some(Compiled::User(user)) => {
+                user.check(&self.driver, dispatch, &self.ranges()).map(|()| 0)
+            }
             None => Err(CompileError::new("the pipeline belongs to another device")),
         }
     }

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use ash::vk;
 use super::driver::Driver;
 use super::encode::{Encoder, How, Ranges};
 use super::memory::Regions;
+use crate::queues::Failures;
 use crate::seam::{Batch, Command, Failure, WaitError};
 
 /// How long a waiting thread polls before it sleeps in the driver: most small work is done by then,
@@ -46,8 +47,7 @@ pub(super) struct Queue {
     reached: AtomicU64,
     /// What batches keep alive, by ticket.
     kept: Mutex<VecDeque<(Ticket, Keep)>>,
-    failures: Mutex<VecDeque<Failure>>,
-    failed: AtomicBool,
+    failures: Failures,
     /// A call that failed where nobody could be told.
     untold: Mutex<Option<DriverError>>,
 }
@@ -73,8 +73,7 @@ impl Queue {
             submitted: AtomicU64::new(0),
             reached: AtomicU64::new(0),
             kept: Mutex::default(),
-            failures: Mutex::default(),
-            failed: AtomicBool::new(false),
+            failures: Failures::default(),
             untold: Mutex::default(),
         })
     }
@@ -220,20 +219,13 @@ impl Queue {
             let Some((_, keep)) = done else { return };
             if catch_unwind(AssertUnwindSafe(|| drop(keep))).is_err() {
                 let reason = "a value that the work kept alive panicked when dropped".to_owned();
-                lock(&self.failures).push_back(Failure { label: "drop".to_owned(), reason });
-                self.failed.store(true, Ordering::Release);
+                self.failures.push("drop", reason);
             }
         }
     }
 
     pub(super) fn take_failure(&self) -> Option<Failure> {
-        if !self.failed.load(Ordering::Acquire) {
-            return None;
-        }
-        let mut failures = lock(&self.failures);
-        let failure = failures.pop_front();
-        self.failed.store(!failures.is_empty(), Ordering::Release);
-        failure
+        self.failures.take()
     }
 }
 

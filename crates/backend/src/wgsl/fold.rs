@@ -360,8 +360,11 @@ fn pieces(printer: &mut Printer<'_>, steps: &[Step], group: u32) {
     tree(printer, group);
     printer.line("    if l == 0u {\n        if args.parted == 0u {");
     printer.line("            store_results(row, scratch[0]);\n        } else {");
-    printer.line("            let index = args.first_partial + row * args.pieces + piece;");
-    printer.line(format!("            store_partial(index * {records}u, scratch[0]);"));
+    // The first is given in words: where a call's records begin need not be a record's multiple.
+    printer.line(format!(
+        "            let w = args.first_partial + (row * args.pieces + piece) * {records}u;"
+    ));
+    printer.line("            store_partial(w, scratch[0]);");
     printer.line("        }\n    }\n}");
 }
 
@@ -376,8 +379,9 @@ fn join(printer: &mut Printer<'_>, steps: &[Step], group: u32) {
     printer.line(entry(group));
     printer.line("    if g >= args.rows {\n        return;\n    }\n    var r = start();");
     printer.line(format!("    for (var k = l; k < args.pieces; k += {group}u) {{"));
-    printer.line("        let index = args.first_partial + g * args.pieces + k;");
-    printer.line(format!("        r = joined(r, load_partial(index * {records}u));\n    }}"));
+    printer
+        .line(format!("        let w = args.first_partial + (g * args.pieces + k) * {records}u;"));
+    printer.line("        r = joined(r, load_partial(w));\n    }");
     tree(printer, group);
     printer.line("    if l == 0u {\n        store_results(g, scratch[0]);\n    }\n}");
 }

@@ -311,7 +311,8 @@ fn sin_f32(x: f32) -> f32 {
     let reduced = reduce_f32(x);
     let odd = (reduced.quadrant & 1u) == 1u;
     let y = select(sin_near_f32(reduced.r), cos_near_f32(reduced.r), odd);
-    return select(y, -y, (reduced.quadrant & 2u) == 2u);
+    // A zero keeps its sign.
+    return select(select(y, -y, (reduced.quadrant & 2u) == 2u), x, x == 0.0);
 }
 
 fn cos_f32(x: f32) -> f32 {
@@ -328,7 +329,7 @@ fn tan_f32(x: f32) -> f32 {
     var y = ((((9.38540185543e-3 * z + 3.11992232697e-3) * z + 2.44301354525e-2) * z
         + 5.34112807005e-2) * z + 1.33387994085e-1) * z + 3.33331568548e-1;
     y = y * z * r + r;
-    return select(y, -1.0 / y, (reduced.quadrant & 1u) == 1u);
+    return select(select(y, -1.0 / y, (reduced.quadrant & 1u) == 1u), x, x == 0.0);
 }
 
 fn exp_f32(x: f32) -> f32 {
@@ -404,7 +405,7 @@ fn tanh_f32(x: f32) -> f32 {
     let near = series * z * x + x;
     let far = 1.0 - 2.0 / (exp_f32(min(size, 10.0) * 2.0) + 1.0);
     let signed = select(far, -far, x < 0.0);
-    return select(select(signed, near, size < 0.625), x, is_nan_f32(x));
+    return select(select(signed, near, size < 0.625), x, is_nan_f32(x) || x == 0.0);
 }
 
 // Where there is no f64: the relative error grows with the size of y * log(x).

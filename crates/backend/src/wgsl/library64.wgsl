@@ -153,7 +153,7 @@ fn sin_f64(x: f64) -> f64 {
     let reduced = reduce_f64(x);
     let odd = (reduced.quadrant & 1u) == 1u;
     let y = select(sin_near_f64(reduced.r), cos_near_f64(reduced.r), odd);
-    return select(y, -y, (reduced.quadrant & 2u) == 2u);
+    return select(select(y, -y, (reduced.quadrant & 2u) == 2u), x, x == 0.0lf);
 }
 
 fn cos_f64(x: f64) -> f64 {
@@ -167,7 +167,8 @@ fn tan_f64(x: f64) -> f64 {
     let reduced = reduce_f64(x);
     let sine = sin_near_f64(reduced.r);
     let cosine = cos_near_f64(reduced.r);
-    return select(sine / cosine, -(cosine / sine), (reduced.quadrant & 1u) == 1u);
+    let y = select(sine / cosine, -(cosine / sine), (reduced.quadrant & 1u) == 1u);
+    return select(y, x, x == 0.0lf);
 }
 
 // exp(x + low), where low is small beside x.
@@ -257,7 +258,7 @@ fn tanh_f64(x: f64) -> f64 {
     let near = above / below * z * x + x;
     let far = 1.0lf - 2.0lf / (exp_f64(min(size, 22.0lf) * 2.0lf) + 1.0lf);
     let signed = select(far, -far, x < 0.0lf);
-    return select(select(signed, near, size < 0.625lf), x, is_nan_f64(x));
+    return select(select(signed, near, size < 0.625lf), x, is_nan_f64(x) || x == 0.0lf);
 }
 
 struct Wide64 { high: f64, low: f64 }

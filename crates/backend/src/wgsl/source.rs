@@ -27,6 +27,8 @@ pub(crate) struct UserKernel {
     pub(crate) scalars: Vec<Scalar>,
     /// Bytes of the immediates.
     pub(crate) immediates: u32,
+    /// Bytes of workgroup memory.
+    pub(crate) workgroup_bytes: u64,
 }
 
 fn wrong(reason: impl Into<String>) -> CompileError {
@@ -111,7 +113,7 @@ pub(crate) fn read(
     entry: Option<&str>,
     features: Features,
 ) -> Result<UserKernel, CompileError> {
-    let (module, info) = parse(text, features, false)?;
+    let (mut module, info) = parse(text, features, false)?;
     let compute: Vec<usize> = (0..module.entry_points.len())
         .filter(|&index| module.entry_points[index].stage == ShaderStage::Compute)
         .collect();
@@ -130,7 +132,12 @@ pub(crate) fn read(
         (module.entry_points[index].name.clone(), module.entry_points[index].workgroup_size);
     let uses = info.get_entry_point(index);
     let (mut arrays, mut found, mut immediates) = (Vec::new(), Vec::new(), 0);
+    let mut workgroup_bytes = 0;
     for (handle, global) in module.global_variables.iter() {
+        if uses[handle].is_empty() {
+            // Another entry point's, or nobody's.
+            continue;
+        }
         let inner = &module.types[global.ty].inner;
         let called = global.name.as_deref().unwrap_or("?");
         match global.space {
@@ -147,13 +154,16 @@ pub(crate) fn read(
                     element: element(&module, innermost(&module, inner)),
                     least: u64::from(inner.size(module.to_ctx())),
                 };
-                arrays.push((binding.binding, argument));
+                arrays.push((binding.binding, handle, argument));
             }
             AddressSpace::Immediate => {
                 found = scalars(&module, inner)?;
                 immediates = inner.size(module.to_ctx());
             }
-            AddressSpace::Private | AddressSpace::WorkGroup => {}
+            AddressSpace::WorkGroup => {
+                workgroup_bytes += u64::from(inner.size(module.to_ctx()));
+            }
+            AddressSpace::Private => {}
             _ => {
                 return Err(wrong(format!(
                     "'{called}': a kernel takes arrays (var<storage>) and scalars (var<immediate>)"
@@ -161,12 +171,30 @@ pub(crate) fn read(
             }
         }
     }
-    arrays.sort_by_key(|(binding, _)| *binding);
-    let bindings = arrays.iter().map(|(binding, _)| *binding).collect();
-    let mut arguments: Vec<Argument> = arrays.into_iter().map(|(_, argument)| argument).collect();
+    arrays.sort_by_key(|(binding, ..)| *binding);
+    if let Some(pair) = arrays.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        return Err(wrong(format!("two arrays have @binding({})", pair[0].0)));
+    }
+    // Bound in order, whatever numbers the text has.
+    for (place, (_, handle, _)) in arrays.iter().enumerate() {
+        let binding = naga::ResourceBinding { group: 0, binding: place as u32 };
+        module.global_variables.get_mut(*handle).binding = Some(binding);
+    }
+    let bindings = (0..arrays.len() as u32).collect();
+    let mut arguments: Vec<Argument> = arrays.into_iter().map(|(.., argument)| argument).collect();
     arguments.extend(found.iter().map(|scalar| Argument::Scalar(scalar.dtype)));
     let signature = Signature { arguments, workgroup };
-    Ok(UserKernel { module, info, entry: name, signature, bindings, scalars: found, immediates })
+    let scalars = found;
+    Ok(UserKernel {
+        module,
+        info,
+        entry: name,
+        signature,
+        bindings,
+        scalars,
+        immediates,
+        workgroup_bytes,
+    })
 }
 
 /// The type of the elements: of a struct that ends in an array, that array.
