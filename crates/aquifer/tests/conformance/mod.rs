@@ -97,7 +97,8 @@ macro_rules! conformance {
                 absurd_sizes_are_errors;
             kernels:
                 sources_are_chosen_by_device faults_show_their_line access_is_read_from_the_text
-                indices_stay_inside views_are_bound_where_they_lie bytes_are_seen_as_words arguments_are_checked
+                indices_stay_inside views_are_bound_where_they_lie
+                bytes_are_seen_as_words arguments_are_checked
                 grids_are_chosen_or_given;
             memory:
                 figures_follow_the_arrays steady_loops_do_not_allocate labels_count_what_is_theirs

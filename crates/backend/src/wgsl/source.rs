@@ -107,13 +107,8 @@ pub fn signature(source: &Source) -> Result<Signature, CompileError> {
     read(&source.text, source.entry.as_deref(), all).map(|kernel| kernel.signature)
 }
 
-/// Reads what a text's entry point takes.
-pub(crate) fn read(
-    text: &str,
-    entry: Option<&str>,
-    features: Features,
-) -> Result<UserKernel, CompileError> {
-    let (mut module, info) = parse(text, features, false)?;
+/// The place of the entry point that is meant.
+fn entry_point(module: &Module, entry: Option<&str>) -> Result<usize, CompileError> {
     let compute: Vec<usize> = (0..module.entry_points.len())
         .filter(|&index| module.entry_points[index].stage == ShaderStage::Compute)
         .collect();
@@ -128,6 +123,17 @@ pub(crate) fn read(
             None => format!("name the entry point with entry(): there are {names:?}"),
         }));
     };
+    Ok(index)
+}
+
+/// Reads what a text's entry point takes.
+pub(crate) fn read(
+    text: &str,
+    entry: Option<&str>,
+    features: Features,
+) -> Result<UserKernel, CompileError> {
+    let (mut module, info) = parse(text, features, false)?;
+    let index = entry_point(&module, entry)?;
     let (name, workgroup) =
         (module.entry_points[index].name.clone(), module.entry_points[index].workgroup_size);
     let uses = info.get_entry_point(index);
