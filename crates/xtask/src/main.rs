@@ -31,18 +31,7 @@ const TEST: &[Step] = &[
     (
         // Work that is under way when its submitter goes on: the driver's own threads do it.
         "order on Vulkan, with threads of the driver's",
-        &[
-            "test",
-            "--locked",
-            "--package",
-            "aquifer",
-            "--test",
-            "vulkan",
-            "--",
-            "access::",
-            "order::",
-            "kernels::",
-        ],
+        &["test", "--workspace", "--locked", "--test", "vulkan", "--", "access::", "order::"],
         &[("LP_NUM_THREADS", "2")],
     ),
     ("doc tests", &["test", "--workspace", "--locked", "--doc"], &[]),

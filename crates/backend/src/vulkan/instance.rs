@@ -11,7 +11,8 @@ use ash::{Entry, ext, vk};
 pub struct VulkanOptions {
     /// Its place among [`Vulkan::list`](super::Vulkan::list); by default the best.
     pub index: Option<usize>,
-    /// Opens it under the Khronos validation layer and collects its messages.
+    /// Opens it under the Khronos validation layer; its messages are collected, and printed on
+    /// standard error.
     pub validation: bool,
     /// Bytes of the largest allocation, where it is to be less than the driver's.
     pub largest_block: Option<u64>,
@@ -82,6 +83,8 @@ unsafe extern "system" fn message(
         // SAFETY: the message is null or a string that lives as long as the call.
         let text = (!data.p_message.is_null()).then(|| unsafe { CStr::from_ptr(data.p_message) });
         let text = text.map_or_else(String::new, |text| text.to_string_lossy().into_owned());
+        // Whoever asked for the layer sees it at once, too.
+        eprintln!("Vulkan: {text}");
         messages.0.lock().unwrap_or_else(PoisonError::into_inner).push(text);
     }
     vk::FALSE
