@@ -25,7 +25,7 @@ struct Arguments {
 const AFTER_HELP: &str = "Environment:
   AQUIFER_DEVICE   the device to use: cpu, vulkan[:n], metal, cuda[:n]
   AQUIFER_STORAGE  the storage mode chosen at run time: shared or private
-  AQUIFER_VULKAN_VALIDATION  1: Vulkan devices under the validation layer, its messages on standard error
+  AQUIFER_VULKAN_VALIDATION=1  Vulkan under the validation layer, messages on standard error
   NO_COLOR         no colours
 
 Exit status: 0 done, 1 a file or a device is not what it should be, 2 wrong usage.";
