@@ -232,6 +232,33 @@ fn the_validation_layer_is_heard() {
     assert!(vulkan.messages().iter().any(|text| text.contains("vkCmdCopyBuffer")));
 }
 
+/// H.2: where memory cannot be imported, what is wrapped or mapped is copied and says why.
+#[test]
+fn without_imports_copies_say_why() {
+    let options = VulkanOptions { no_import: true, ..VulkanOptions::default() };
+    let Some(vulkan) = vulkan(&options) else { return };
+    let device = device(&vulkan);
+    let wrapped = device.wrap(vec![1.0f32, 2.0]).unwrap();
+    assert_eq!(wrapped.origin().to_string(), "copied: the driver cannot import host memory");
+    assert_eq!(device.memory().wrapped, 0);
+    assert_eq!(device.wrap_exact(vec![1.0f32]).unwrap_err().kind(), ErrorKind::Import);
+    let header = r#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}  "#;
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.extend([1.5f32, 2.5].iter().flat_map(|x| x.to_le_bytes()));
+    let path = std::env::temp_dir().join(format!("aquifer-copied-{}", std::process::id()));
+    std::fs::write(&path, &bytes).unwrap();
+    let model = Checkpoint::open(&device, &path).unwrap();
+    let array = model.array::<f32>("w").unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert!(array.origin().to_string().contains("cannot use mapped files in place"));
+    assert_eq!(
+        array.zip(&wrapped).unwrap().map(|(x, y)| x * y).unwrap().to_vec().unwrap(),
+        [1.5, 5.0]
+    );
+    assert!(array.is_read_only() && array.fill(0.0).is_err());
+}
+
 /// E.5, and the errors of opening: each says why.
 #[test]
 fn devices_that_are_not_here_say_why() {

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::calls::{Call, failed};
 use super::cut::{self, Cutter, Rooms, Step};
 use super::driver::{Bindings, Driver, RawPipeline};
-use super::kernel::{Compiled, Expression, Program, User, joins};
+use super::kernel::{Compiled, Expression, Program, User};
 use super::memory::{Held, Place};
 use crate::dtype::Dtype;
 use crate::seam::{self, Binding, Command, Dispatch, Pipeline};
@@ -196,7 +196,7 @@ impl<'e> Encoder<'e> {
                 params = true;
                 self.write_params(dispatch)?;
             }
-            if joins(step.variant.shape) && !joined {
+            if step.variant.shape == Shape::Join && !joined {
                 joined = true;
                 self.barrier();
             }

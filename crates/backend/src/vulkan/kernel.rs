@@ -287,8 +287,3 @@ impl User {
         Ok(())
     }
 }
-
-/// Whether a shape needs the pieces' results of the calls before it.
-pub(super) fn joins(shape: Shape) -> bool {
-    shape == Shape::Join
-}

@@ -35,7 +35,7 @@ use crate::seam::{
 };
 use driver::Driver;
 use encode::{How, Ranges};
-use instance::{Instance, refuse};
+use instance::{Instance, Physical, refuse};
 use kernel::{Expression, Program as Compiled, User};
 use memory::Regions;
 use queue::Queue;
@@ -99,6 +99,11 @@ impl Reaper {
     }
 }
 
+/// Whether the environment asks for the validation layer.
+fn validation() -> bool {
+    std::env::var_os("AQUIFER_VULKAN_VALIDATION").is_some_and(|on| on == "1")
+}
+
 impl Drop for Reaper {
     fn drop(&mut self) {
         let reaper = self.0.get_mut().unwrap_or_else(PoisonError::into_inner).take();
@@ -119,7 +124,7 @@ impl Vulkan {
     /// # Errors
     /// Why there is none: no loader, no driver, no such device, or what its driver lacks.
     pub fn open(index: Option<usize>) -> Result<Arc<Self>, OpenError> {
-        let validation = std::env::var_os("AQUIFER_VULKAN_VALIDATION").is_some_and(|on| on == "1");
+        let validation = validation();
         Self::open_with(&VulkanOptions { index, validation, ..VulkanOptions::default() })
     }
 
@@ -131,9 +136,10 @@ impl Vulkan {
         if !instance::hardware_may_be_here() {
             return refuse("no device node of a GPU is here");
         }
-        let instance = Instance::open(false)?;
-        match instance.devices()?.iter().position(|device| !device.is_software()) {
-            Some(index) => Self::open(Some(index)),
+        let options = VulkanOptions { validation: validation(), ..VulkanOptions::default() };
+        let instance = Arc::new(Instance::open(options.validation)?);
+        match instance.devices()?.iter().find(|device| !device.is_software()) {
+            Some(physical) => Self::open_on(&instance, physical, &options),
             None => refuse("no Vulkan driver here has a device that is not software"),
         }
     }
@@ -154,8 +160,16 @@ impl Vulkan {
                 )),
             };
         };
-        let opened = device::open(&instance, physical, options)?;
-        let driver = Arc::new(Driver::new(Arc::clone(&instance), physical, opened));
+        Self::open_on(&instance, physical, options)
+    }
+
+    fn open_on(
+        instance: &Arc<Instance>,
+        physical: &Physical,
+        options: &VulkanOptions,
+    ) -> Result<Arc<Self>, OpenError> {
+        let opened = device::open(instance, physical, options)?;
+        let driver = Arc::new(Driver::new(Arc::clone(instance), physical, opened));
         // Where all memory is one, the driver's copies are the processor's own.
         let copier = match driver.facts.types.unified && !options.copy_by_kernel {
             true => None,
