@@ -126,6 +126,25 @@ fn every_failing_call_is_an_error_and_changes_nothing() {
     }
 }
 
+/// N.5: a driver that does not answer one who only asks how far it is tells nobody else: the next
+/// wait, which finds the work done, succeeds.
+#[test]
+fn a_failed_question_is_not_the_next_waits_error() {
+    let Some(vulkan) = vulkan(&VulkanOptions::default()) else { return };
+    let queue = vulkan.open_queue().unwrap();
+    let mut ticket = 0;
+    // Many, so that some are still under way when the question is asked.
+    for _ in 0..300 {
+        let mut batch = Batch { commands: vec![Command::Barrier], ..Batch::default() };
+        // SAFETY: a barrier touches no memory.
+        ticket = unsafe { vulkan.submit(queue, &mut batch) }.unwrap();
+    }
+    vulkan.calls().fail_after(0, UNKNOWN);
+    assert!(vulkan.reached(queue) <= ticket);
+    assert_eq!(vulkan.wait(queue, ticket, None), Ok(()));
+    assert_eq!(vulkan.reached(queue), ticket);
+}
+
 /// F.7, N.5: a device that is lost ends every wait with an error that names the call; nothing
 /// hangs, and dropping everything is fine. Whatever call finds out.
 #[test]

@@ -48,8 +48,6 @@ pub(super) struct Queue {
     /// What batches keep alive, by ticket.
     kept: Mutex<VecDeque<(Ticket, Keep)>>,
     failures: Failures,
-    /// A call that failed where nobody could be told.
-    untold: Mutex<Option<DriverError>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -74,7 +72,6 @@ impl Queue {
             reached: AtomicU64::new(0),
             kept: Mutex::default(),
             failures: Failures::default(),
-            untold: Mutex::default(),
         })
     }
 
@@ -82,24 +79,23 @@ impl Queue {
         self.submitted.load(Ordering::Acquire)
     }
 
-    /// The ticket up to which work is done; asks the driver only while there is work.
+    /// The ticket up to which work is known to be done. A driver that does not answer tells
+    /// nothing new: only a wait needs the answer, and says why there is none.
     pub(super) fn reached(&self) -> Ticket {
-        let (known, submitted) = (self.reached.load(Ordering::Acquire), self.submitted());
-        if known >= submitted { known } else { self.ask() }
+        self.ask().unwrap_or_else(|_| self.reached.load(Ordering::Acquire))
     }
 
-    fn ask(&self) -> Ticket {
+    /// The same from the driver, which is asked only while there is work.
+    fn ask(&self) -> Result<Ticket, DriverError> {
+        let (known, submitted) = (self.reached.load(Ordering::Acquire), self.submitted());
+        if known >= submitted {
+            return Ok(known);
+        }
         if self.driver.lost().is_some() {
             // It touches nothing any more: all that was submitted is over.
-            return self.advance(self.submitted());
+            return Ok(self.advance(self.submitted()));
         }
-        match self.driver.counter(self.timeline) {
-            Ok(value) => self.advance(value),
-            Err(error) => {
-                *lock(&self.untold) = Some(error);
-                self.reached.load(Ordering::Acquire)
-            }
-        }
+        self.driver.counter(self.timeline).map(|value| self.advance(value))
     }
 
     fn advance(&self, value: Ticket) -> Ticket {
@@ -173,11 +169,12 @@ impl Queue {
         let start = Instant::now();
         let poll = timeout.map_or(POLL, |limit| limit.min(POLL));
         loop {
-            if self.reached() >= ticket {
-                break;
-            }
-            if let Some(error) = lock(&self.untold).take() {
-                return Err(WaitError::Driver(error));
+            match self.ask() {
+                Ok(reached) if reached >= ticket => break,
+                Err(error) if self.driver.lost().is_none() => {
+                    return Err(WaitError::Driver(error));
+                }
+                _ => {}
             }
             if start.elapsed() >= poll {
                 let left = timeout.map(|limit| limit.saturating_sub(start.elapsed()));
