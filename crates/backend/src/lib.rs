@@ -9,6 +9,7 @@ pub mod adaptors;
 mod cpu;
 mod dtype;
 mod element;
+mod gpu;
 pub mod ir;
 mod missing;
 mod queues;

@@ -204,6 +204,12 @@ pub struct CompileError {
     pub driver: Option<DriverError>,
 }
 
+impl From<DriverError> for CompileError {
+    fn from(error: DriverError) -> Self {
+        Self { reason: error.to_string(), driver: Some(error) }
+    }
+}
+
 impl CompileError {
     /// A fault of the kernel's own.
     pub(crate) fn new(reason: impl Into<String>) -> Self {

@@ -9,22 +9,21 @@ use ash::{ext, khr, vk};
 use super::instance::{Instance, OpenError, Physical, VulkanOptions, call, refuse};
 use super::spirv::FloatControls;
 use super::types::{self, Types};
+use crate::gpu::{Copies, KernelLimits};
 use crate::wgsl::Features;
 
 /// Queues of the driver that ours are spread over.
 const MOST_QUEUES: u32 = 8;
+/// Bytes from which on a copy inside a discrete device's memory is a kernel: the copy commands of
+/// an H200's driver reach 0.84 TB/s, a kernel 3.7.
+const COPY_BY_KERNEL: u64 = 1 << 18;
 /// Invocations of a workgroup of ours.
 const GROUP: u32 = 256;
 
 /// What the driver allows.
 #[derive(Clone, Debug)]
 pub(super) struct Limits {
-    /// Bytes of a range that a kernel is bound to.
-    pub(super) range: u64,
-    /// Alignment of such a range's offset, in bytes.
-    pub(super) align: u64,
-    /// Workgroups along the first axis, and along each.
-    pub(super) groups: [u32; 3],
+    pub(super) kernels: KernelLimits,
     /// Bytes of one allocation.
     pub(super) block: u64,
     /// Bytes of each heap.
@@ -33,14 +32,6 @@ pub(super) struct Limits {
     pub(super) import_alignment: Option<u64>,
     /// Bytes that non-coherent memory is flushed in.
     pub(super) atom: u64,
-    /// Storage buffers of one kernel.
-    pub(super) bindings: u32,
-    /// Invocations of a workgroup, in all and along each axis, and bytes of its memory.
-    pub(super) invocations: u32,
-    pub(super) workgroup: [u32; 3],
-    pub(super) workgroup_bytes: u32,
-    /// Bytes of immediates.
-    pub(super) immediates: u32,
     /// Heap budgets are told by the driver.
     pub(super) budget: bool,
 }
@@ -201,6 +192,34 @@ fn buffer_types(device: &ash::Device) -> Result<u32, OpenError> {
     Ok(needs.memory_type_bits)
 }
 
+fn kernel_limits(
+    physical: &Physical,
+    (wanted, options): (&Wanted, &VulkanOptions),
+    unified: bool,
+) -> KernelLimits {
+    let limits = &physical.properties.limits;
+    let range = u64::from(limits.max_storage_buffer_range);
+    KernelLimits {
+        range: range.min(options.largest_range.unwrap_or(u64::MAX)),
+        align: limits.min_storage_buffer_offset_alignment.max(options.alignment.unwrap_or(16)),
+        bindings: limits
+            .max_per_stage_descriptor_storage_buffers
+            .min(limits.max_descriptor_set_storage_buffers)
+            .min(wanted.push_descriptors),
+        immediates: limits.max_push_constants_size,
+        groups: limits.max_compute_work_group_count,
+        invocations: limits.max_compute_work_group_invocations,
+        workgroup: limits.max_compute_work_group_size,
+        workgroup_bytes: limits.max_compute_shared_memory_size,
+        copies: match (options.copy_by_kernel, unified) {
+            (true, _) => Copies::Kernel,
+            // Where all memory is one, the driver's copies are the processor's own.
+            (false, true) => Copies::Driver,
+            (false, false) => Copies::LongByKernel(COPY_BY_KERNEL),
+        },
+    }
+}
+
 fn facts(
     instance: &Instance,
     physical: &Physical,
@@ -223,24 +242,12 @@ fn facts(
         .map(|heap| heap.size)
         .collect();
     let block = wanted.largest_block.min(options.largest_block.unwrap_or(u64::MAX));
-    let range = u64::from(limits.max_storage_buffer_range);
-    let immediates = limits.max_push_constants_size;
     let limits = Limits {
-        range: range.min(options.largest_range.unwrap_or(u64::MAX)),
-        align: limits.min_storage_buffer_offset_alignment.max(options.alignment.unwrap_or(16)),
-        groups: limits.max_compute_work_group_count,
+        kernels: kernel_limits(physical, (wanted, options), types.unified),
         // Whole pages of the pool's.
         block: block / aquifer_core::size::PAGE * aquifer_core::size::PAGE,
         import_alignment: wanted.import_alignment.filter(|_| !options.no_import),
         atom: limits.non_coherent_atom_size.max(1),
-        bindings: limits
-            .max_per_stage_descriptor_storage_buffers
-            .min(limits.max_descriptor_set_storage_buffers)
-            .min(wanted.push_descriptors),
-        invocations: limits.max_compute_work_group_invocations,
-        workgroup: limits.max_compute_work_group_size,
-        workgroup_bytes: limits.max_compute_shared_memory_size,
-        immediates,
         budget: wanted.budget,
         heaps,
     };
@@ -249,7 +256,7 @@ fn facts(
     let features = Features {
         int64: wanted.features.shader_int64 == vk::TRUE,
         float64: wanted.features.shader_float64 == vk::TRUE,
-        words: immediates as usize / 4,
+        words: limits.kernels.immediates as usize / 4,
         // A power of two, for the trees of folds.
         group: 1 << group.max(32).ilog2(),
     };
@@ -267,7 +274,7 @@ fn facts(
         imports_files: types.unified && limits.import_alignment.is_some(),
         subnormals: wanted.controls.iter().all(|(_, controls)| controls.denormals),
         can_wire: false,
-        binding_alignment: limits.align,
+        binding_alignment: limits.kernels.align,
         queues,
         host_kernels: false,
     };

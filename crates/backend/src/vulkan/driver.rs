@@ -384,7 +384,7 @@ impl Driver {
         &self,
         code: &[u32],
         entry: &std::ffi::CStr,
-        bindings: &[u32],
+        bindings: u32,
         immediates: u32,
     ) -> Result<RawPipeline, DriverError> {
         let set = self.create_set_layout(bindings)?;
@@ -421,10 +421,9 @@ impl Driver {
         Ok(RawPipeline { pipeline, layout, set })
     }
 
-    fn create_set_layout(&self, bindings: &[u32]) -> Result<vk::DescriptorSetLayout, DriverError> {
-        let bindings: Vec<_> = bindings
-            .iter()
-            .map(|&binding| {
+    fn create_set_layout(&self, bindings: u32) -> Result<vk::DescriptorSetLayout, DriverError> {
+        let bindings: Vec<_> = (0..bindings)
+            .map(|binding| {
                 vk::DescriptorSetLayoutBinding::default()
                     .binding(binding)
                     .descriptor_type(vk::DescriptorType::STORAGE_BUFFER)
@@ -483,12 +482,12 @@ impl Driver {
         &self,
         commands: vk::CommandBuffer,
         pipeline: &RawPipeline,
-        (places, buffers): (&[u32], &Bindings),
+        buffers: &Bindings,
     ) {
-        let writes: smallvec::SmallVec<[vk::WriteDescriptorSet<'_>; 16]> = places
+        let writes: smallvec::SmallVec<[vk::WriteDescriptorSet<'_>; 16]> = buffers
             .iter()
-            .zip(buffers)
-            .map(|(&binding, buffer)| {
+            .zip(0..)
+            .map(|(buffer, binding)| {
                 vk::WriteDescriptorSet::default()
                     .dst_binding(binding)
                     .descriptor_type(vk::DescriptorType::STORAGE_BUFFER)

@@ -22,7 +22,7 @@ pub struct VulkanOptions {
     pub alignment: Option<u64>,
     /// Lets the device behave as if it could not import memory.
     pub no_import: bool,
-    /// Copies inside the device's memory by a kernel also where all memory is one.
+    /// Copies by kernels only, as Metal does.
     pub copy_by_kernel: bool,
     /// Leaves every barrier out: for the test that shows that they are needed.
     pub no_barriers: bool,

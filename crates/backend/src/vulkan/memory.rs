@@ -1,12 +1,7 @@
-//! Blocks: a buffer over memory of its own, or of the caller's.
-//!
-//! The one idea: a region is one or more segments, each a buffer over one allocation. One is the rule.
-//! A block above the driver's largest allocation has several, end to end; imported memory above it
-//! has several that overlap by halves, so that any range of up to half a segment lies in one.
+//! Blocks: buffers over memory of their own, or of the caller's.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use aquifer_core::{Block, BlockId, DriverError, Storage};
 use ash::vk;
@@ -15,14 +10,12 @@ use smallvec::SmallVec;
 use super::calls::{Call, failed};
 use super::driver::Driver;
 use super::types::MemoryType;
+use crate::gpu::{Held, Place, Segment, Segments, Table, overlapping};
 use crate::seam::ImportError;
 
 /// A buffer over one allocation.
 #[derive(Clone, Copy, Debug)]
-struct Segment {
-    /// Bytes from the start of the region.
-    start: u64,
-    len: u64,
+struct Allocated {
     buffer: vk::Buffer,
     memory: vk::DeviceMemory,
 }
@@ -30,9 +23,7 @@ struct Segment {
 /// A block that is held.
 #[derive(Debug)]
 pub(super) struct Region {
-    segments: SmallVec<[Segment; 1]>,
-    /// Bytes from the start of the region to the block's first byte: imports begin at a boundary.
-    lead: u64,
+    segments: Segments<Allocated>,
     /// Bytes of the heap that it takes.
     taken: Option<(u32, u64)>,
     /// Host memory that was mapped for it.
@@ -40,67 +31,33 @@ pub(super) struct Region {
     local: bool,
 }
 
-/// A place in a buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) buffer: vk::Buffer,
-    pub(super) offset: u64,
-    /// Bytes from here to the end of the buffer.
-    pub(super) room: u64,
-    /// It is the device's own memory.
-    pub(super) local: bool,
-}
-
 impl Region {
-    fn segment(&self, offset: u64) -> Option<(Segment, u64)> {
-        let at = offset.checked_add(self.lead)?;
-        let holds = |segment: &&Segment| segment.start <= at && at < segment.start + segment.len;
-        let segment = self.segments.iter().rfind(holds)?;
-        Some((*segment, at - segment.start))
-    }
-
     /// The buffer that has a byte of the block, with the most room after it.
-    pub(super) fn place(&self, offset: u64) -> Option<Place> {
-        let (segment, offset) = self.segment(offset)?;
+    pub(super) fn place(&self, offset: u64) -> Option<Place<vk::Buffer>> {
+        let (segment, offset) = self.segments.find(offset)?;
         let room = segment.len - offset;
-        Some(Place { buffer: segment.buffer, offset, room, local: self.local })
+        Some(Place { buffer: segment.buffer.buffer, offset, room, local: self.local })
     }
 }
 
-/// Every region by the name of its block.
+/// Every block that is held.
 #[derive(Debug)]
 pub(super) struct Regions {
     driver: Arc<Driver>,
-    map: RwLock<BTreeMap<u64, Region>>,
-    next: AtomicU64,
+    table: Table<Region>,
     /// Bytes taken of each heap.
     taken: Vec<AtomicU64>,
-}
-
-/// The regions while a batch is written.
-pub(super) struct Held<'r>(RwLockReadGuard<'r, BTreeMap<u64, Region>>);
-
-impl Held<'_> {
-    /// The place of a byte of a block.
-    pub(super) fn place(&self, block: BlockId, offset: u64) -> Option<Place> {
-        self.0.get(&block.0)?.place(offset)
-    }
 }
 
 impl Regions {
     pub(super) fn new(driver: Arc<Driver>) -> Self {
         let taken = driver.facts.limits.heaps.iter().map(|_| AtomicU64::new(0)).collect();
-        Self { driver, map: RwLock::default(), next: AtomicU64::new(1), taken }
+        Self { driver, table: Table::default(), taken }
     }
 
-    pub(super) fn held(&self) -> Held<'_> {
-        Held(self.map.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn add(&self, region: Region, size: u64, address: u64) -> Block {
-        let id = self.next.fetch_add(1, Ordering::Relaxed);
-        self.map.write().unwrap_or_else(PoisonError::into_inner).insert(id, region);
-        Block { id: BlockId(id), size, address }
+    /// The regions while a batch is written.
+    pub(super) fn held(&self) -> Held<'_, Region> {
+        self.table.held()
     }
 
     fn kind(&self, mode: Storage) -> MemoryType {
@@ -138,8 +95,7 @@ impl Regions {
         }
         self.take(kind.heap, size)?;
         let mut region = Region {
-            segments: SmallVec::new(),
-            lead: 0,
+            segments: Segments { all: SmallVec::new(), lead: 0 },
             taken: Some((kind.heap, size)),
             host: None,
             local: kind.flags.contains(vk::MemoryPropertyFlags::DEVICE_LOCAL),
@@ -147,15 +103,15 @@ impl Regions {
         let made = (0..size.div_ceil(most)).try_for_each(|index| {
             let start = index * most;
             let segment = self.segment(kind, start, most.min(size - start))?;
-            region.segments.push(segment);
+            region.segments.all.push(segment);
             Ok(())
         });
-        let address = made.and_then(|()| match (mode, region.segments.first()) {
-            (Storage::Shared, Some(segment)) => self.driver.map(segment.memory),
+        let address = made.and_then(|()| match (mode, region.segments.all.first()) {
+            (Storage::Shared, Some(segment)) => self.driver.map(segment.buffer.memory),
             _ => Ok(0),
         });
         match address {
-            Ok(address) => Ok(self.add(region, size, address)),
+            Ok(address) => Ok(self.table.add(region, size, address)),
             Err(error) => {
                 self.destroy(&region);
                 Err(error)
@@ -163,7 +119,12 @@ impl Regions {
         }
     }
 
-    fn segment(&self, kind: MemoryType, start: u64, len: u64) -> Result<Segment, DriverError> {
+    fn segment(
+        &self,
+        kind: MemoryType,
+        start: u64,
+        len: u64,
+    ) -> Result<Segment<Allocated>, DriverError> {
         let driver = &self.driver;
         let buffer = driver.create_buffer(len, false)?;
         let needs = driver.requirements(buffer);
@@ -174,7 +135,7 @@ impl Regions {
             driver.destroy_buffer(buffer);
             driver.free(memory);
         })?;
-        Ok(Segment { start, len, buffer, memory })
+        Ok(Segment { start, len, buffer: Allocated { buffer, memory } })
     }
 
     /// A shared block above the largest allocation: the CPU sees it as one, the device by segments.
@@ -203,7 +164,7 @@ impl Regions {
         match imported {
             Ok(mut region) => {
                 (region.host, region.taken) = (Some((address, size)), Some((heap, size)));
-                Ok(self.add(region, size, address))
+                Ok(self.table.add(region, size, address))
             }
             Err(error) => {
                 unmap(address, size);
@@ -219,7 +180,7 @@ impl Regions {
     /// Names the caller's memory as a block.
     pub(super) fn import(&self, address: u64, size: u64) -> Result<Block, ImportError> {
         let region = self.import_region(address, size)?;
-        Ok(self.add(region, size, address))
+        Ok(self.table.add(region, size, address))
     }
 
     fn import_region(&self, address: u64, size: u64) -> Result<Region, ImportError> {
@@ -238,29 +199,26 @@ impl Regions {
             return Err(ImportError::Unsupported("its end overflows the address range"));
         };
         let first = address - lead;
-        let mut region =
-            Region { segments: SmallVec::new(), lead, taken: None, host: None, local: false };
-        let most = limits.block / (2 * align) * (2 * align);
-        let step = if total <= most { total } else { most / 2 };
-        let mut start = 0;
-        while start < total {
-            let len = most.min(total - start);
+        let segments = Segments { all: SmallVec::new(), lead };
+        let mut region = Region { segments, taken: None, host: None, local: false };
+        for (start, len) in overlapping(total, limits.block, align) {
             match self.import_segment(first, start, len) {
-                Ok(segment) => region.segments.push(segment),
+                Ok(segment) => region.segments.all.push(segment),
                 Err(error) => {
                     self.destroy(&region);
                     return Err(error);
                 }
             }
-            if start + len >= total {
-                break;
-            }
-            start += step;
         }
         Ok(region)
     }
 
-    fn import_segment(&self, first: u64, start: u64, len: u64) -> Result<Segment, ImportError> {
+    fn import_segment(
+        &self,
+        first: u64,
+        start: u64,
+        len: u64,
+    ) -> Result<Segment<Allocated>, ImportError> {
         let driver = &self.driver;
         let driver_error = ImportError::Driver;
         let offered = driver.host_types(first + start).map_err(driver_error)?;
@@ -284,21 +242,20 @@ impl Regions {
                 driver.free(memory);
             })
             .map_err(driver_error)?;
-        Ok(Segment { start, len, buffer, memory })
+        Ok(Segment { start, len, buffer: Allocated { buffer, memory } })
     }
 
     /// Gives a block back, or ends an import.
     pub(super) fn remove(&self, block: Block) {
-        let region = self.map.write().unwrap_or_else(PoisonError::into_inner).remove(&block.id.0);
-        if let Some(region) = region {
+        if let Some(region) = self.table.remove(&block) {
             self.destroy(&region);
         }
     }
 
     fn destroy(&self, region: &Region) {
-        for segment in &region.segments {
-            self.driver.destroy_buffer(segment.buffer);
-            self.driver.free(segment.memory);
+        for segment in &region.segments.all {
+            self.driver.destroy_buffer(segment.buffer.buffer);
+            self.driver.free(segment.buffer.memory);
         }
         if let Some((heap, size)) = region.taken {
             self.put(heap, size);
@@ -315,19 +272,19 @@ impl Regions {
         (mut offset, mut len): (u64, u64),
         flush: bool,
     ) -> Result<(), DriverError> {
-        let regions = self.map.read().unwrap_or_else(PoisonError::into_inner);
+        let held = self.table.held();
         // Imported memory is coherent.
         let own = |region: &&Region| region.taken.is_some() && region.host.is_none();
-        let Some(region) = regions.get(&block.0).filter(own) else {
+        let Some(region) = held.get(block).filter(own) else {
             return Ok(());
         };
         let atom = self.driver.facts.limits.atom;
         while len > 0 {
-            let Some((segment, at)) = region.segment(offset) else { return Ok(()) };
+            let Some((segment, at)) = region.segments.find(offset) else { return Ok(()) };
             let part = len.min(segment.len - at);
             let start = at / atom * atom;
             let end = (at + part).next_multiple_of(atom).min(segment.len);
-            self.driver.sync(segment.memory, (start, end - start), flush)?;
+            self.driver.sync(segment.buffer.memory, (start, end - start), flush)?;
             (offset, len) = (offset + part, len - part);
         }
         Ok(())
@@ -342,8 +299,6 @@ fn unmap(address: u64, size: u64) {
 impl Drop for Regions {
     fn drop(&mut self) {
         // The last owner of the device is gone, and with it every array.
-        let regions =
-            std::mem::take(&mut *self.map.write().unwrap_or_else(PoisonError::into_inner));
-        regions.values().for_each(|region| self.destroy(region));
+        self.table.take().for_each(|region| self.destroy(&region));
     }
 }

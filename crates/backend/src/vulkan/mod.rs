@@ -5,13 +5,12 @@
 //! its tickets.
 
 mod calls;
-mod cut;
 mod device;
 mod driver;
 mod encode;
 mod instance;
-mod kernel;
 mod memory;
+mod pipeline;
 mod queue;
 mod spirv;
 mod types;
@@ -27,6 +26,7 @@ pub use calls::DriverCalls;
 pub use instance::{OpenError, VulkanOptions};
 
 use crate::dtype::Dtype;
+use crate::gpu::{Copiers, Copies, Expression, How, Program as Compiled, User};
 use crate::ir::Kernel;
 use crate::queues::Queues;
 use crate::seam::{
@@ -34,9 +34,8 @@ use crate::seam::{
     Signature, Source, WaitError,
 };
 use driver::Driver;
-use encode::{How, Ranges};
+use encode::Ranges;
 use instance::{Instance, Physical, refuse};
-use kernel::{Expression, Program as Compiled, User};
 use memory::Regions;
 use queue::Queue;
 
@@ -62,8 +61,8 @@ pub struct Vulkan {
     queues: Queues<Queue>,
     regions: Regions,
     barriers: bool,
-    /// The kernel that copies within a discrete device's memory.
-    copier: Option<Pipeline>,
+    /// The kernels that copy within a discrete device's memory.
+    copiers: Option<Copiers>,
     driver: Arc<Driver>,
 }
 
@@ -170,13 +169,12 @@ impl Vulkan {
     ) -> Result<Arc<Self>, OpenError> {
         let opened = device::open(instance, physical, options)?;
         let driver = Arc::new(Driver::new(Arc::clone(instance), physical, opened));
-        // Where all memory is one, the driver's copies are the processor's own.
-        let copier = match driver.facts.types.unified && !options.copy_by_kernel {
-            true => None,
-            false => Expression::copier(&driver).ok(),
+        let copiers = match driver.facts.limits.kernels.copies {
+            Copies::Driver => None,
+            _ => Copiers::new(&driver).ok(),
         };
         Ok(Arc::new(Self {
-            copier: copier.map(|copier| Pipeline(Arc::new(Compiled::Expression(copier)))),
+            copiers,
             queues: Queues::default(),
             regions: Regions::new(Arc::clone(&driver)),
             reaper: Reaper::default(),
@@ -322,7 +320,7 @@ unsafe impl Backend for Vulkan {
         };
         let keeps = !batch.keep.is_empty();
         let timeline = |other: QueueId| self.queues.get(other).map(|other| other.timeline());
-        let how = How { barriers: self.barriers, copier: self.copier.as_ref() };
+        let how = How { barriers: self.barriers, copiers: self.copiers.as_ref() };
         let ticket = queue.submit(batch, (&self.regions, how), timeline)?;
         if keeps {
             self.reaper.watch(queue, ticket);
@@ -370,12 +368,13 @@ unsafe impl Backend for Vulkan {
         let Program::Compiled(pipeline) = &dispatch.program else {
             return Err(CompileError::new("Vulkan devices run WGSL, not closures"));
         };
-        match pipeline.0.downcast_ref::<Compiled>() {
+        match pipeline.0.downcast_ref::<Compiled<Driver>>() {
             Some(Compiled::Expression(expression)) => {
                 expression.prepare(dispatch, || self.ranges())
             }
             Some(Compiled::User(user)) => {
-                user.check(&self.driver, dispatch, &self.ranges()).map(|()| 0)
+                let limits = &self.driver.facts.limits.kernels;
+                user.check(limits, dispatch, &self.ranges()).map(|()| 0)
             }
             None => Err(CompileError::new("the pipeline belongs to another device")),
         }

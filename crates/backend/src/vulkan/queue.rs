@@ -11,8 +11,9 @@ use aquifer_core::{DriverError, QueueId, Ticket};
 use ash::vk;
 
 use super::driver::Driver;
-use super::encode::{Encoder, How, Ranges};
+use super::encode::{Commands, Ranges};
 use super::memory::Regions;
+use crate::gpu::{Encoder, How, waits};
 use crate::queues::Failures;
 use crate::seam::{Batch, Command, Failure, WaitError};
 
@@ -148,16 +149,13 @@ impl Queue {
         let driver = &*self.driver;
         driver.begin(commands)?;
         let ranges = Ranges { held: regions.held(), driver };
-        let mut encoder = Encoder::new(ranges, commands, how);
+        let mut encoder = Encoder::new(Commands::new(ranges, commands), how);
         encoder.batch(&batch.commands)?;
-        let waits: Vec<(vk::Semaphore, u64)> = encoder
-            .waits
-            .iter()
-            .filter_map(|(queue, ticket)| timeline(*queue).map(|semaphore| (semaphore, *ticket)))
-            .collect();
-        drop(encoder);
+        encoder.recorder.finish();
         driver.end(commands)?;
-        Ok(waits)
+        let waits = waits(&batch.commands);
+        let of = |(queue, ticket)| timeline(queue).map(|semaphore| (semaphore, ticket));
+        Ok(waits.into_iter().filter_map(of).collect())
     }
 
     pub(super) fn timeline(&self) -> vk::Semaphore {

@@ -41,23 +41,12 @@ pub(super) fn write(
     own: bool,
     floats: &[(u32, FloatControls)],
 ) -> Result<Vec<u32>, CompileError> {
-    let policy = match own {
-        true => naga::proc::BoundsCheckPolicy::Unchecked,
-        // Of atomics naga knows no other check than to take the nearest element.
-        false if has_atomics(module) => naga::proc::BoundsCheckPolicy::Restrict,
-        false => naga::proc::BoundsCheckPolicy::ReadZeroSkipWrite,
-    };
     let options = spv::Options {
         lang_version: (1, 3),
         flags: spv::WriterFlags::empty(),
         // The numbers of group and binding in the text are used as they are.
         fake_missing_bindings: true,
-        bounds_check_policies: naga::proc::BoundsCheckPolicies {
-            index: policy,
-            buffer: policy,
-            image_load: policy,
-            binding_array: policy,
-        },
+        bounds_check_policies: crate::gpu::bounds(module, own),
         zero_initialize_workgroup_memory: match own {
             true => spv::ZeroInitializeWorkgroupMemoryMode::None,
             false => spv::ZeroInitializeWorkgroupMemoryMode::Polyfill,
@@ -71,10 +60,6 @@ pub(super) fn write(
     let words = spv::write_vec(module, info, &options, Some(&pipeline))
         .map_err(|error| CompileError::new(format!("SPIR-V: {error}")))?;
     Ok(strict(&words, own, floats))
-}
-
-fn has_atomics(module: &Module) -> bool {
-    module.types.iter().any(|(_, kind)| matches!(kind.inner, naga::TypeInner::Atomic(_)))
 }
 
 /// The instructions of a module: opcode and words.

@@ -22,8 +22,8 @@ pub(crate) struct UserKernel {
     pub(crate) info: ModuleInfo,
     pub(crate) entry: String,
     pub(crate) signature: Signature,
-    /// Binding numbers of the arrays, in the order of the signature's.
-    pub(crate) bindings: Vec<u32>,
+    /// Arrays: their binding numbers are their places in the signature.
+    pub(crate) bindings: u32,
     pub(crate) scalars: Vec<Scalar>,
     /// Bytes of the immediates.
     pub(crate) immediates: u32,
@@ -186,7 +186,7 @@ pub(crate) fn read(
         let binding = naga::ResourceBinding { group: 0, binding: place as u32 };
         module.global_variables.get_mut(*handle).binding = Some(binding);
     }
-    let bindings = (0..arrays.len() as u32).collect();
+    let bindings = arrays.len() as u32;
     let mut arguments: Vec<Argument> = arrays.into_iter().map(|(.., argument)| argument).collect();
     arguments.extend(found.iter().map(|scalar| Argument::Scalar(scalar.dtype)));
     let signature = Signature { arguments, workgroup };

@@ -20,7 +20,7 @@ const SHORT_ROW: u64 = 64;
 const PIECE: u64 = 4096;
 
 /// What the arithmetic needs to know of a device.
-pub(super) trait Rooms {
+pub(crate) trait Rooms {
     /// Bytes from `offset` of a binding on that one range can have, and whether its first byte is
     /// aligned for one; `None` where there is no such byte.
     fn room(&self, binding: &Binding, offset: u64) -> Option<(u64, bool)>;
@@ -28,31 +28,31 @@ pub(super) trait Rooms {
 
 /// One call of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Step {
-    pub(super) variant: Variant,
+pub(crate) struct Step {
+    pub(crate) variant: Variant,
     /// The first place.
-    pub(super) start: u64,
+    pub(crate) start: u64,
     /// Places.
-    pub(super) places: u64,
+    pub(crate) places: u64,
     /// Folds: the first row, and rows.
-    pub(super) first_row: u64,
-    pub(super) rows: u64,
+    pub(crate) first_row: u64,
+    pub(crate) rows: u64,
     /// Places of a row that lie in this call.
-    pub(super) row_len: u64,
-    pub(super) piece_len: u64,
+    pub(crate) row_len: u64,
+    pub(crate) piece_len: u64,
     /// Pieces of a row that lie in this call.
-    pub(super) pieces: u64,
+    pub(crate) pieces: u64,
     /// The first place's place in its row.
-    pub(super) in_row: u64,
+    pub(crate) in_row: u64,
     /// Pieces' results before the first of this call.
-    pub(super) first_record: u64,
+    pub(crate) first_record: u64,
     /// Pieces' results are stored.
-    pub(super) parted: bool,
+    pub(crate) parted: bool,
 }
 
 /// A dispatch that no cut makes fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Unfit;
+pub(crate) struct Unfit;
 
 /// Elements of a binding.
 fn count(binding: &Binding) -> u64 {
@@ -60,27 +60,27 @@ fn count(binding: &Binding) -> u64 {
 }
 
 /// Byte of an input at a place, where it does not repeat within the call.
-pub(super) fn input_byte(binding: &Binding, place: u64) -> u64 {
+pub(crate) fn input_byte(binding: &Binding, place: u64) -> u64 {
     place % count(binding).max(1) * binding.dtype.size() as u64
 }
 
 /// A kernel as the cuts see it.
-pub(super) struct Cutter<'c, R: Rooms> {
-    pub(super) kernel: &'c Kernel,
+pub(crate) struct Cutter<'c, R: Rooms> {
+    pub(crate) kernel: &'c Kernel,
     /// Which inputs are read.
-    pub(super) used: &'c [bool],
-    pub(super) dispatch: &'c Dispatch,
-    pub(super) rooms: &'c R,
+    pub(crate) used: &'c [bool],
+    pub(crate) dispatch: &'c Dispatch,
+    pub(crate) rooms: &'c R,
 }
 
 /// How pieces cut rows of a length: places of a piece, pieces of a row.
-pub(super) fn pieces(row: u64) -> (u64, u64) {
+pub(crate) fn pieces(row: u64) -> (u64, u64) {
     let piece = row.div_ceil(PIECE).next_multiple_of(256).max(PIECE);
     (piece, row.div_ceil(piece).max(1))
 }
 
 /// Rows of a dispatch of folds.
-pub(super) fn rows(dispatch: &Dispatch) -> u64 {
+pub(crate) fn rows(dispatch: &Dispatch) -> u64 {
     match dispatch.len.checked_div(dispatch.row) {
         Some(rows) if rows > 0 => rows,
         // Folds of nothing still have their neutral results.
@@ -90,7 +90,7 @@ pub(super) fn rows(dispatch: &Dispatch) -> u64 {
 
 impl<R: Rooms> Cutter<'_, R> {
     /// Calls `emit` for each call of the dispatch, in order.
-    pub(super) fn cut(&self, mut emit: impl FnMut(Step)) -> Result<(), Unfit> {
+    pub(crate) fn cut(&self, mut emit: impl FnMut(Step)) -> Result<(), Unfit> {
         // Scratch memory is bound as it is.
         if let Some(scratch) = &self.dispatch.scratch
             && self.rooms.room(scratch, 0).is_none_or(|(room, _)| room < scratch.len)
@@ -306,7 +306,7 @@ struct Run {
 
 impl Step {
     /// Pieces' results up to the last of this call.
-    pub(super) fn records(&self) -> u64 {
+    pub(crate) fn records(&self) -> u64 {
         if self.parted { self.first_record + self.rows * self.pieces } else { 0 }
     }
 }
@@ -327,13 +327,13 @@ const NOTHING: Step = Step {
 
 /// Bytes of the scratch memory before the pieces' results: the parameters, which may have to be
 /// there.
-pub(super) fn records_start(kernel: &Kernel) -> u64 {
+pub(crate) fn records_start(kernel: &Kernel) -> u64 {
     (kernel.params.len() as u64 * 8).next_multiple_of(256)
 }
 
 /// Bytes of scratch memory for so many pieces' results, and for the parameters where they must be
 /// there.
-pub(super) fn scratch(kernel: &Kernel, records: u64, params: bool) -> u64 {
+pub(crate) fn scratch(kernel: &Kernel, records: u64, params: bool) -> u64 {
     match (records, params) {
         (0, false) => 0,
         (0, true) => records_start(kernel),
@@ -342,6 +342,6 @@ pub(super) fn scratch(kernel: &Kernel, records: u64, params: bool) -> u64 {
 }
 
 /// Elements of a word that a packed output shares.
-pub(super) fn per_word(dtype: Dtype) -> u64 {
+pub(crate) fn per_word(dtype: Dtype) -> u64 {
     4 / dtype.size().min(4) as u64
 }

@@ -1,88 +1,74 @@
 //! Programs: expressions, with a pipeline for each shape that they have been run in, and kernels of
 //! the user's.
 
-use std::ffi::CString;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use aquifer_core::{Access, DriverError};
+use aquifer_core::Access;
 use smallvec::SmallVec;
 
 use super::cut::{self, Cutter, Rooms};
-use super::device::Limits;
-use super::driver::{Driver, RawPipeline};
-use super::spirv;
+use super::{Compiler, KernelLimits, Text};
 use crate::dtype::Dtype;
 use crate::ir::{Kernel, Node, Op, Output};
-use crate::seam::{Argument, CompileError, Dispatch};
+use crate::seam::{Argument, CompileError, Dispatch, Pipeline, Signature};
 use crate::wgsl::source::{Scalar, UserKernel};
 use crate::wgsl::{self, Shader, Shape, Slot, Variant, Word};
 
 /// A pipeline with what its arguments are.
 #[derive(Debug)]
-pub(super) struct Compiled {
-    driver: Arc<Driver>,
-    pub(super) raw: RawPipeline,
+pub(crate) struct Compiled<P> {
+    pub(super) pipeline: P,
     pub(super) words: Vec<Word>,
     pub(super) slots: Vec<Slot>,
-    /// The binding of each slot.
-    pub(super) places: Vec<u32>,
+    /// Invocations of a workgroup.
     pub(super) group: u32,
-}
-
-impl Drop for Compiled {
-    fn drop(&mut self) {
-        self.driver.destroy_pipeline(self.raw);
-    }
 }
 
 /// What a pipeline of the seam holds.
 #[derive(Debug)]
-pub(super) enum Program {
-    Expression(Expression),
-    User(User),
+pub(crate) enum Program<C: Compiler> {
+    Expression(Expression<C>),
+    User(User<C>),
 }
 
 /// The pipelines of an expression: there are few.
-type Variants = SmallVec<[(Variant, Arc<Compiled>); 4]>;
+type Variants<P> = SmallVec<[(Variant, Arc<Compiled<P>>); 4]>;
 
 /// A compiled expression.
 #[derive(Debug)]
-pub(super) struct Expression {
-    driver: Arc<Driver>,
+pub(crate) struct Expression<C: Compiler> {
+    compiler: Arc<C>,
     pub(super) kernel: Kernel,
     /// Which inputs are read.
     pub(super) used: Vec<bool>,
-    variants: RwLock<Variants>,
+    variants: RwLock<Variants<C::Pipeline>>,
 }
 
 /// A compiled kernel of the user's.
 #[derive(Debug)]
-pub(super) struct User {
-    pub(super) compiled: Compiled,
+pub(crate) struct User<C: Compiler> {
+    pub(super) pipeline: C::Pipeline,
     /// What the kernel does with each array, in the order of their bindings.
     pub(super) accesses: Vec<Access>,
     pub(super) scalars: Vec<Scalar>,
+    /// Bytes of the immediates.
     pub(super) immediates: u32,
-    pub(super) workgroup: [u32; 3],
+    workgroup: [u32; 3],
 }
 
-fn driver_error(error: DriverError) -> CompileError {
-    CompileError { reason: error.to_string(), driver: Some(error) }
-}
-
-impl Expression {
-    pub(super) fn compile(driver: &Arc<Driver>, kernel: &Kernel) -> Result<Self, CompileError> {
+impl<C: Compiler> Expression<C> {
+    pub(crate) fn compile(compiler: &Arc<C>, kernel: &Kernel) -> Result<Self, CompileError> {
         kernel.check().map_err(CompileError::new)?;
-        let features = driver.facts.features;
+        let features = compiler.features();
         let needed = wgsl::needed_types(kernel);
         if let Some(dtype) = needed.into_iter().find(|dtype| !features.supports(*dtype)) {
             return Err(CompileError::new(format!(
                 "the device {} cannot compute with {dtype}",
-                driver.facts.caps.name
+                compiler.caps().name
             )));
         }
         Ok(Self {
-            driver: Arc::clone(driver),
+            compiler: Arc::clone(compiler),
             kernel: kernel.clone(),
             used: wgsl::used_inputs(kernel),
             variants: RwLock::default(),
@@ -90,35 +76,43 @@ impl Expression {
     }
 
     /// The pipeline of a variant, if it has been made.
-    pub(super) fn find(&self, variant: Variant) -> Option<Arc<Compiled>> {
+    pub(super) fn find(&self, variant: Variant) -> Option<Arc<Compiled<C::Pipeline>>> {
         let variants = self.variants.read().unwrap_or_else(PoisonError::into_inner);
         let found = variants.iter().find(|(known, _)| *known == variant);
         found.map(|(_, compiled)| Arc::clone(compiled))
     }
 
-    /// The kernel that copies words, ready for ranges of any length.
-    pub(super) fn copier(driver: &Arc<Driver>) -> Result<Self, CompileError> {
+    /// The kernel that copies elements, ready for ranges of any length.
+    fn copier(compiler: &Arc<C>, dtype: Dtype, shapes: &[Shape]) -> Result<Self, CompileError> {
         let kernel = Kernel {
-            nodes: vec![Node { op: Op::Input(0), dtype: Dtype::U32 }],
-            inputs: vec![Dtype::U32],
+            nodes: vec![Node { op: Op::Input(0), dtype }],
+            inputs: vec![dtype],
             params: Vec::new(),
             outputs: vec![Output::Store(0)],
         };
-        let copier = Self::compile(driver, &kernel)?;
-        for shape in [Shape::Wide, Shape::One] {
+        let copier = Self::compile(compiler, &kernel)?;
+        for &shape in shapes {
             copier.make(Variant { shape, repeats: 0 })?;
         }
         Ok(copier)
     }
 
-    fn make(&self, variant: Variant) -> Result<Arc<Compiled>, CompileError> {
+    fn make(&self, variant: Variant) -> Result<Arc<Compiled<C::Pipeline>>, CompileError> {
         if let Some(compiled) = self.find(variant) {
             return Ok(compiled);
         }
         // Outside the lock: a slow compilation does not block those whose pipeline is there.
-        let facts = &self.driver.facts;
-        let shader = wgsl::shader(&self.kernel, variant, facts.features);
-        let compiled = Arc::new(compile_shader(&self.driver, shader)?);
+        let mut features = self.compiler.features();
+        let compiled = loop {
+            let shader = wgsl::shader(&self.kernel, variant, features);
+            let compiled = compile_shader(&self.compiler, shader)?;
+            let most = C::most_invocations(&compiled.pipeline);
+            if compiled.group <= most || features.group <= 32 {
+                break Arc::new(compiled);
+            }
+            // A long kernel's registers leave room for fewer.
+            features.group = 1 << most.clamp(32, features.group / 2).ilog2();
+        };
         let mut variants = self.variants.write().unwrap_or_else(PoisonError::into_inner);
         if !variants.iter().any(|(known, _)| *known == variant) {
             variants.push((variant, Arc::clone(&compiled)));
@@ -127,7 +121,7 @@ impl Expression {
     }
 
     /// Makes the pipelines of every call of a dispatch; the bytes of scratch memory that it takes.
-    pub(super) fn prepare<R: Rooms>(
+    pub(crate) fn prepare<R: Rooms>(
         &self,
         dispatch: &Dispatch,
         rooms: impl FnOnce() -> R,
@@ -145,7 +139,7 @@ impl Expression {
             })
         };
         cut.map_err(|_| {
-            let limits = &self.driver.facts.limits;
+            let limits = self.compiler.limits();
             CompileError::new(format!(
                 "a dispatch over {} places does not fit the device's ranges of {} bytes",
                 dispatch.len, limits.range
@@ -159,35 +153,54 @@ impl Expression {
     }
 }
 
-fn compile_shader(driver: &Arc<Driver>, shader: Shader) -> Result<Compiled, CompileError> {
-    let facts = &driver.facts;
-    if shader.slots.len() > facts.limits.bindings as usize {
-        return Err(CompileError::new(format!(
-            "the kernel binds {} buffers, but the device {} lets it have {}",
-            shader.slots.len(),
-            facts.caps.name,
-            facts.limits.bindings
-        )));
-    }
-    let (module, info) = wgsl::source::parse(&shader.text, facts.features, true)?;
-    // Modes of a width that the code does not have would ask for a capability.
-    let floats = if shader.text.contains("f64") { &facts.floats[..] } else { &facts.floats[..1] };
-    let code = spirv::write((&module, &info), "main", true, floats)?;
-    let places: Vec<u32> = (0..shader.slots.len() as u32).collect();
-    let immediates = shader.words.len() as u32 * 4;
-    let raw = driver.create_pipeline(&code, c"main", &places, immediates).map_err(driver_error)?;
-    Ok(Compiled {
-        driver: Arc::clone(driver),
-        raw,
-        words: shader.words,
-        slots: shader.slots,
-        places,
-        group: shader.group,
-    })
+/// The kernels that copy: words, and single bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct Copiers {
+    pub(super) words: Pipeline,
+    pub(super) bytes: Pipeline,
 }
 
-/// Refuses what is above the device's limits; the invocations of a workgroup.
-fn check_limits(user: &UserKernel, limits: &Limits) -> Result<u32, CompileError> {
+impl Copiers {
+    /// # Errors
+    /// See [`CompileError`].
+    pub(crate) fn new<C: Compiler>(compiler: &Arc<C>) -> Result<Self, CompileError> {
+        let ready = |dtype: Dtype, shapes: &[Shape]| {
+            let copier = Expression::copier(compiler, dtype, shapes)?;
+            Ok::<_, CompileError>(Pipeline(Arc::new(Program::Expression(copier))))
+        };
+        Ok(Self {
+            words: ready(Dtype::U32, &[Shape::Wide, Shape::One])?,
+            bytes: ready(Dtype::U8, &[Shape::Packed])?,
+        })
+    }
+}
+
+fn compile_shader<C: Compiler>(
+    compiler: &Arc<C>,
+    shader: Shader,
+) -> Result<Compiled<C::Pipeline>, CompileError> {
+    let most = compiler.limits().bindings;
+    if shader.slots.len() > most as usize {
+        return Err(CompileError::new(format!(
+            "the kernel binds {} buffers, but the device {} lets it have {most}",
+            shader.slots.len(),
+            compiler.caps().name,
+        )));
+    }
+    let (module, info) = wgsl::source::parse(&shader.text, compiler.features(), true)?;
+    let pipeline = compiler.compile(&Text {
+        module: &module,
+        info: &info,
+        entry: "main",
+        own: true,
+        bindings: shader.slots.len() as u32,
+        immediates: shader.words.len() as u32 * 4,
+    })?;
+    Ok(Compiled { pipeline, words: shader.words, slots: shader.slots, group: shader.group })
+}
+
+/// Refuses what is above the device's limits.
+fn check_limits(user: &UserKernel, limits: &KernelLimits) -> Result<(), CompileError> {
     let sizes = user.signature.workgroup;
     let invocations: u64 = sizes.iter().map(|&size| u64::from(size)).product();
     if invocations > limits.invocations.into()
@@ -204,52 +217,49 @@ fn check_limits(user: &UserKernel, limits: &Limits) -> Result<u32, CompileError>
             user.workgroup_bytes, limits.workgroup_bytes
         )));
     }
-    if user.bindings.len() > limits.bindings as usize {
+    if user.bindings > limits.bindings {
         return Err(CompileError::new(format!(
             "{} arrays are above the {} that the device binds to a kernel",
-            user.bindings.len(),
-            limits.bindings
+            user.bindings, limits.bindings
         )));
     }
-    Ok(invocations as u32)
+    if user.immediates > limits.immediates {
+        return Err(CompileError::new(format!(
+            "{} bytes of scalars are above the device's {}",
+            user.immediates, limits.immediates
+        )));
+    }
+    Ok(())
 }
 
-impl User {
-    pub(super) fn compile(driver: &Arc<Driver>, user: &UserKernel) -> Result<Self, CompileError> {
-        let facts = &driver.facts;
-        let invocations = check_limits(user, &facts.limits)?;
-        if user.immediates > facts.limits.immediates {
-            return Err(CompileError::new(format!(
-                "{} bytes of scalars are above the device's {}",
-                user.immediates, facts.limits.immediates
-            )));
-        }
-        let code =
-            spirv::write((&user.module, &user.info), &user.entry, false, &facts.floats[..1])?;
-        let entry = CString::new(user.entry.as_str())
-            .map_err(|_| CompileError::new("the entry point's name has a zero in it"))?;
+impl<C: Compiler> User<C> {
+    pub(crate) fn compile(compiler: &Arc<C>, user: &UserKernel) -> Result<Self, CompileError> {
+        check_limits(user, compiler.limits())?;
         let immediates = user.immediates.next_multiple_of(4);
-        let raw = driver
-            .create_pipeline(&code, &entry, &user.bindings, immediates)
-            .map_err(driver_error)?;
-        let accesses = user.signature.arguments.iter().filter_map(|argument| match argument {
+        let pipeline = compiler.compile(&Text {
+            module: &user.module,
+            info: &user.info,
+            entry: &user.entry,
+            own: false,
+            bindings: user.bindings,
+            immediates,
+        })?;
+        Ok(Self::new(pipeline, &user.signature, (user.scalars.clone(), immediates)))
+    }
+
+    /// A kernel that has been compiled: what it takes, and where its scalars lie in how many bytes
+    /// of immediates.
+    pub(crate) fn new(
+        pipeline: C::Pipeline,
+        signature: &Signature,
+        (scalars, immediates): (Vec<Scalar>, u32),
+    ) -> Self {
+        let accesses = signature.arguments.iter().filter_map(|argument| match argument {
             Argument::Array { access, .. } => Some(*access),
             Argument::Scalar(_) => None,
         });
-        Ok(Self {
-            compiled: Compiled {
-                driver: Arc::clone(driver),
-                raw,
-                words: Vec::new(),
-                slots: Vec::new(),
-                places: user.bindings.clone(),
-                group: invocations,
-            },
-            accesses: accesses.collect(),
-            scalars: user.scalars.clone(),
-            immediates,
-            workgroup: user.signature.workgroup,
-        })
+        let (accesses, workgroup) = (accesses.collect(), signature.workgroup);
+        Self { pipeline, accesses, scalars, immediates, workgroup }
     }
 
     /// Workgroups of a dispatch.
@@ -261,13 +271,12 @@ impl User {
     }
 
     /// Refuses what does not fit the device.
-    pub(super) fn check(
+    pub(crate) fn check(
         &self,
-        driver: &Driver,
+        limits: &KernelLimits,
         dispatch: &Dispatch,
         rooms: &impl Rooms,
     ) -> Result<(), CompileError> {
-        let limits = &driver.facts.limits;
         let grid = self.grid(dispatch);
         if grid.iter().zip(limits.groups).any(|(&groups, most)| groups > u64::from(most)) {
             return Err(CompileError::new(format!(
