@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 
 use aquifer_backend::ir::Kernel;
 use aquifer_backend::{
-    Absent, Backend, Cpu, Dtype, Pipeline, Vulkan, VulkanDevice, WaitError, absent,
+    Api, Backend, Cpu, Dtype, Listed, Pipeline, Signature, Source, WaitError, apis,
 };
 use aquifer_core::{
     Allocation, LabelRow, MemoryStats, Pool, QueueId, Request, Reuse, Settings, Stamps, Storage,
@@ -40,6 +40,8 @@ pub(crate) struct DeviceInner {
     pool: Mutex<Pool>,
     recorder: Mutex<Recorder>,
     pipelines: Mutex<FxHashMap<Kernel, Pipeline>>,
+    /// Kernels of the user's own, by their source.
+    sources: Mutex<FxHashMap<Source, (Pipeline, Signature)>>,
     storage: Storage,
     poison: bool,
     random: AtomicU64,
@@ -166,6 +168,7 @@ impl DeviceBuilder {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             recorder: Mutex::default(),
             pipelines: Mutex::default(),
+            sources: Mutex::default(),
             storage,
             poison: self.poison,
             random: AtomicU64::new(0),
@@ -180,10 +183,7 @@ impl DeviceBuilder {
 
 /// The best that opens without being named: a GPU, else the CPU.
 fn open_best() -> Arc<dyn Backend> {
-    match Vulkan::open_hardware() {
-        Ok(vulkan) => vulkan,
-        Err(_) => Cpu::open(),
-    }
+    apis().iter().find_map(|api| api.open_best().ok()).unwrap_or_else(|| Cpu::open())
 }
 
 fn open_named(name: Option<&str>) -> Result<Arc<dyn Backend>> {
@@ -203,25 +203,14 @@ fn open_named(name: Option<&str>) -> Result<Arc<dyn Backend>> {
             format!("{source} '{name}': {reason}; `aquifer devices` lists what is here"),
         )
     };
-    if index.is_some_and(|index| index.parse::<usize>().is_err()) {
-        return Err(missing("the part after ':' is not a number"));
-    }
-    if api.eq_ignore_ascii_case("cpu") {
-        return match index {
-            None | Some("0") => Ok(Cpu::open()),
-            Some(_) => Err(missing("there is one CPU device, cpu:0")),
-        };
-    }
-    if api.eq_ignore_ascii_case("vulkan") {
-        let index = index.and_then(|index| index.parse().ok());
-        return match Vulkan::open(index) {
-            Ok(vulkan) => Ok(vulkan),
-            Err(error) => Err(missing(&error.to_string())),
-        };
-    }
-    match absent().iter().find(|entry| api.eq_ignore_ascii_case(entry.api)) {
-        Some(Absent { reason, .. }) => Err(missing(reason)),
-        None => Err(missing("no such device: use cpu, vulkan[:n], metal or cuda[:n]")),
+    let index = match index.map(str::parse::<usize>) {
+        None => None,
+        Some(Ok(index)) => Some(index),
+        Some(Err(_)) => return Err(missing("the part after ':' is not a number")),
+    };
+    match apis().iter().find(|known| api.eq_ignore_ascii_case(known.name)) {
+        Some(api) => api.open(index).map_err(|error| missing(&error.to_string())),
+        None => Err(missing("no such device: use cpu, vulkan[:n], metal[:n] or cuda[:n]")),
     }
 }
 
@@ -237,16 +226,26 @@ fn missing(api: &'static str, reason: &str) -> DeviceEntry {
     }
 }
 
-fn vulkan_entry((index, device): (usize, VulkanDevice)) -> DeviceEntry {
-    DeviceEntry {
-        api: "vulkan",
-        selector: format!("vulkan:{index}"),
+fn entries(api: &Api) -> Vec<DeviceEntry> {
+    let devices = match api.list() {
+        Ok(devices) if devices.is_empty() => return vec![missing(api.name, "it has no device")],
+        Ok(devices) => devices,
+        Err(error) => return vec![missing(api.name, &error.to_string())],
+    };
+    let entry = |(index, device): (usize, Listed)| DeviceEntry {
+        api: api.name,
+        // There is one processor.
+        selector: match device.kind {
+            "processor" => api.name.to_owned(),
+            _ => format!("{}:{index}", api.name),
+        },
         name: Some(device.name),
         memory: Some(device.memory),
         kind: Some(device.kind),
-        driver: Some(device.driver),
+        driver: device.driver,
         reason: None,
-    }
+    };
+    devices.into_iter().enumerate().map(entry).collect()
 }
 
 impl Device {
@@ -266,7 +265,7 @@ impl Device {
         Self::builder().named("cpu").open()
     }
 
-    /// The device of a name: `cpu`, `vulkan[:n]`, `metal`, `cuda[:n]`.
+    /// The device of a name: `cpu`, `vulkan[:n]`, `metal[:n]`, `cuda[:n]`.
     ///
     /// # Errors
     /// `NoDevice`, with the reason.
@@ -281,25 +280,7 @@ impl Device {
 
     /// What is here, what is not, and why.
     pub fn list() -> Vec<DeviceEntry> {
-        let cpu = Cpu::open();
-        let mut entries = vec![DeviceEntry {
-            api: "cpu",
-            selector: "cpu".to_owned(),
-            name: Some(cpu.caps().name.clone()),
-            memory: Some(cpu.budget().total),
-            kind: Some("processor"),
-            driver: None,
-            reason: None,
-        }];
-        match Vulkan::list() {
-            Ok(devices) if devices.is_empty() => {
-                entries.push(missing("vulkan", "no Vulkan driver is installed"));
-            }
-            Ok(devices) => entries.extend(devices.into_iter().enumerate().map(vulkan_entry)),
-            Err(error) => entries.push(missing("vulkan", &error.to_string())),
-        }
-        entries.extend(absent().iter().map(|entry| missing(entry.api, entry.reason)));
-        entries
+        apis().iter().rev().flat_map(entries).collect()
     }
 
     /// The device's own name.
@@ -389,7 +370,7 @@ impl Device {
         self.recorder().barriers()
     }
 
-    /// Expressions compiled so far.
+    /// Expressions and kernels of the user's own compiled so far.
     pub fn compiled(&self) -> u64 {
         self.0.compiled.load(Ordering::Relaxed)
     }
@@ -472,6 +453,18 @@ impl Device {
         self.0.compiled.fetch_add(1, Ordering::Relaxed);
         let mut pipelines = self.0.pipelines.lock();
         Ok(pipelines.entry(kernel.clone()).or_insert(pipeline).clone())
+    }
+
+    /// A kernel of the user's own, compiled once for its source (rule N.4).
+    pub(crate) fn compiled_source(&self, source: Source) -> Result<(Pipeline, Signature)> {
+        let found = self.0.sources.lock().get(&source).cloned();
+        if let Some(found) = found {
+            return Ok(found);
+        }
+        let compiled = self.0.backend.compile_source(&source)?;
+        self.0.compiled.fetch_add(1, Ordering::Relaxed);
+        let mut sources = self.0.sources.lock();
+        Ok(sources.entry(source).or_insert(compiled).clone())
     }
 
     pub(crate) fn random_key(&self) -> u64 {

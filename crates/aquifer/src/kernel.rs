@@ -6,8 +6,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use aquifer_backend::{
-    Argument, Binding, Command, Dispatch, Dtype, Element, HostArgs, HostKernel, Program, Signature,
-    Source, signature,
+    Argument, Binding, Command, Dispatch, Dtype, Element, HostArgs, HostKernel, Language, Program,
+    Signature, Source, signature,
 };
 use aquifer_core::{Access, ByteRange};
 use smallvec::SmallVec;
@@ -26,6 +26,11 @@ pub struct KernelSource {
     name: Option<String>,
     cpu: Option<HostKernel>,
     wgsl: Option<Source>,
+    msl: Option<Source>,
+}
+
+fn source(language: Language, text: &str) -> Option<Source> {
+    Some(Source { language, text: text.to_owned(), entry: None, workgroup: None })
 }
 
 impl KernelSource {
@@ -43,7 +48,41 @@ impl KernelSource {
     /// 0 and writes nothing; in a text with atomics it is the nearest element.
     #[must_use]
     pub fn wgsl(text: &str) -> Self {
-        Self { wgsl: Some(Source { text: text.to_owned(), entry: None }), ..Self::default() }
+        Self { wgsl: source(Language::Wgsl, text), ..Self::default() }
+    }
+
+    /// A kernel in Metal's own language, for Metal devices. Arrays are `device` or `constant`
+    /// pointers, scalars `constant` references, each with its number: `[[buffer(n)]]`. They are
+    /// passed as arrays in the order of their numbers, then scalars in that of theirs; a `const` or
+    /// `constant` array is read, any other written. Threadgroup memory is declared inside the
+    /// kernel.
+    ///
+    /// # Safety
+    /// The kernel touches no element outside of its arrays: nothing checks what MSL does.
+    #[must_use]
+    pub unsafe fn msl(text: &str) -> Self {
+        Self { msl: source(Language::Msl, text), ..Self::default() }
+    }
+
+    /// The same in Metal's own language, which a Metal device prefers. Its arrays and scalars are
+    /// those of the WGSL, in the same order.
+    ///
+    /// # Safety
+    /// As for [`msl`](Self::msl).
+    #[must_use]
+    pub unsafe fn with_msl(mut self, text: &str) -> Self {
+        self.msl = source(Language::Msl, text);
+        self
+    }
+
+    /// Invocations of a workgroup along each axis, for MSL, whose text does not say; default 256
+    /// along the first.
+    #[must_use]
+    pub fn workgroup(mut self, sizes: [u32; 3]) -> Self {
+        if let Some(source) = &mut self.msl {
+            source.workgroup = Some(sizes);
+        }
+        self
     }
 
     /// The same in Rust, for the CPU device. Its inputs and outputs are the arrays that the WGSL
@@ -57,10 +96,10 @@ impl KernelSource {
         self
     }
 
-    /// The entry point of the WGSL; needed only where there are several.
+    /// The entry point of the WGSL and of the MSL; needed only where there are several.
     #[must_use]
     pub fn entry(mut self, name: &str) -> Self {
-        if let Some(source) = &mut self.wgsl {
+        for source in [&mut self.wgsl, &mut self.msl].into_iter().flatten() {
             source.entry = Some(name.to_owned());
         }
         self
@@ -79,6 +118,7 @@ impl fmt::Debug for KernelSource {
         f.debug_struct("KernelSource")
             .field("name", &self.name)
             .field("wgsl", &self.wgsl)
+            .field("msl", &self.msl)
             .finish_non_exhaustive()
     }
 }
@@ -169,9 +209,10 @@ impl Device {
     pub fn kernel(&self, source: KernelSource) -> Result<Kernel> {
         let name = source.name.unwrap_or_else(|| "kernel".to_owned());
         let hosts = self.caps().host_kernels;
-        let (program, signature) = match (source.wgsl, source.cpu) {
-            (Some(wgsl), _) if !hosts => {
-                let (pipeline, signature) = self.0.backend.compile_source(&wgsl)?;
+        let msl = source.msl.filter(|_| self.caps().msl_kernels);
+        let (program, signature) = match (msl.or(source.wgsl), source.cpu) {
+            (Some(text), _) if !hosts => {
+                let (pipeline, signature) = self.compiled_source(text)?;
                 (Program::Compiled(pipeline), Some(signature))
             }
             (wgsl, Some(closure)) if hosts => {
@@ -179,8 +220,11 @@ impl Device {
                 (Program::Host(closure), signature)
             }
             _ => {
-                let what =
-                    if hosts { "a closure: with_cpu()" } else { "WGSL: KernelSource::wgsl()" };
+                let what = match (hosts, self.caps().msl_kernels) {
+                    (true, _) => "a closure: with_cpu()",
+                    (false, true) => "WGSL or MSL: KernelSource::wgsl() or msl()",
+                    (false, false) => "WGSL: KernelSource::wgsl()",
+                };
                 return Err(Error::message(
                     ErrorKind::Kernel,
                     format!("kernel '{name}' has no source for the device {self}: it takes {what}"),

@@ -6,25 +6,29 @@
 //! [`adaptors`] make any of them fail, slow, small or dirty, for tests.
 
 pub mod adaptors;
+mod apis;
 mod cpu;
 mod dtype;
 mod element;
 mod gpu;
 pub mod ir;
-mod missing;
+// What differs between Apple's systems (and a stand-in for them) and all others is this line.
+#[cfg_attr(not(any(target_vendor = "apple", metal_stand_in)), path = "missing.rs")]
+mod metal;
 mod queues;
 mod seam;
 mod system;
 mod vulkan;
 mod wgsl;
 
+pub use apis::{Api, Listed, OpenError, apis};
 pub use cpu::{Cpu, HostArgs};
 pub use dtype::Dtype;
 pub use element::Element;
-pub use missing::{Absent, absent};
+pub use metal::Metal;
 pub use seam::{
     Argument, Backend, Batch, Binding, Budget, Command, CompileError, Dispatch, Failure,
-    HostKernel, ImportError, Pipeline, Program, Signature, Source, WaitError,
+    HostKernel, ImportError, Language, Pipeline, Program, Signature, Source, WaitError,
 };
-pub use vulkan::{DriverCalls, OpenError, Vulkan, VulkanDevice, VulkanOptions};
+pub use vulkan::{DriverCalls, Vulkan, VulkanOptions};
 pub use wgsl::source::signature;

@@ -1,18 +1,28 @@
-//! Back ends that are not in this build, and why.
+//! Metal where it is not: it says so.
 
-/// A back end that cannot be opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Absent {
-    /// The API's name, as `AQUIFER_DEVICE` takes it.
-    pub api: &'static str,
-    /// Why it is not here.
-    pub reason: &'static str,
-}
+use std::sync::Arc;
 
-/// What this build does not have.
-pub fn absent() -> &'static [Absent] {
-    &[
-        Absent { api: "metal", reason: "this build has no Metal back end" },
-        Absent { api: "cuda", reason: "this build has no CUDA back end" },
-    ]
+use crate::apis::{Listed, OpenError};
+use crate::seam::Backend;
+
+/// Metal is Apple's own; this build has it not, and no value of this type exists.
+#[derive(Clone, Copy, Debug)]
+pub enum Metal {}
+
+impl Metal {
+    /// # Errors
+    /// Always.
+    pub fn open(_index: Option<usize>) -> Result<Arc<dyn Backend>, OpenError> {
+        Err(Self::absent())
+    }
+
+    /// # Errors
+    /// Always.
+    pub fn list() -> Result<Vec<Listed>, OpenError> {
+        Err(Self::absent())
+    }
+
+    fn absent() -> OpenError {
+        OpenError::new("Metal is on Apple's systems only")
+    }
 }

@@ -125,13 +125,26 @@ pub struct Signature {
     pub workgroup: [u32; 3],
 }
 
+/// A language that devices compile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Language {
+    /// WebGPU's.
+    Wgsl,
+    /// Metal's own.
+    Msl,
+}
+
 /// A user's kernel in a language that devices compile.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Source {
-    /// The text, in WGSL.
+    /// What it is written in.
+    pub language: Language,
+    /// The text.
     pub text: String,
     /// The entry point; the only one where it is not named.
     pub entry: Option<String>,
+    /// Invocations of a workgroup along each axis, where the text does not say (MSL).
+    pub workgroup: Option<[u32; 3]>,
 }
 
 /// One command of a batch.

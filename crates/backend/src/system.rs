@@ -1,9 +1,24 @@
 //! What the operating system says of memory (rule C.1): available, not free; the cgroup's limit
 //! if it is lower.
 
+#[cfg(target_vendor = "apple")]
+mod apple;
+
 use std::fs;
 
 use crate::seam::Budget;
+
+/// Elsewhere Apple's calls are not.
+#[cfg(not(target_vendor = "apple"))]
+mod apple {
+    pub(super) fn budget() -> Option<crate::seam::Budget> {
+        None
+    }
+
+    pub(super) fn processor() -> Option<String> {
+        None
+    }
+}
 
 /// Bytes of a `Name:  123 kB` line of a `/proc` file.
 fn proc_field(text: &str, name: &str) -> Option<u64> {
@@ -50,6 +65,9 @@ fn cgroup() -> Option<(u64, u64)> {
 
 /// Memory now. Where the system says nothing, 4 GiB of 8.
 pub(crate) fn budget() -> Budget {
+    if let Some(budget) = apple::budget() {
+        return budget;
+    }
     let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let mut total = proc_field(&info, "MemTotal").unwrap_or(8 << 30);
     let mut available = proc_field(&info, "MemAvailable").unwrap_or(total / 2);
@@ -62,6 +80,9 @@ pub(crate) fn budget() -> Budget {
 
 /// The processor's name.
 pub(crate) fn processor() -> String {
+    if let Some(name) = apple::processor() {
+        return name;
+    }
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find_map(|line| {
         line.strip_prefix("model name")?.trim_start().strip_prefix(':').map(str::trim)

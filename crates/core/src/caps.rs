@@ -104,6 +104,8 @@ pub struct Caps {
     pub queues: u32,
     /// Kernels of the user's own are closures, not a language that the device compiles.
     pub host_kernels: bool,
+    /// Kernels of the user's own may be in Metal's language.
+    pub msl_kernels: bool,
 }
 
 impl Caps {
@@ -125,6 +127,7 @@ impl Caps {
             binding_alignment: 1,
             queues: u32::MAX,
             host_kernels: true,
+            msl_kernels: false,
         }
     }
 

@@ -13,7 +13,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use aquifer_core::{Block, BlockId, DriverError};
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::pages;
 
 /// Bytes of a huge page.
 const HUGE: u64 = 2 << 20;
@@ -107,13 +109,6 @@ impl Regions {
         (inside && (!own || region.kind == Kind::Own)).then(|| region.address + offset)
     }
 
-    fn advise(&self, address: u64, len: u64, advice: Advice) -> rustix::io::Result<()> {
-        // SAFETY: the range lies in a region mapped here (preconditions 1 and 2 of `Memory`).
-        // `LinuxDontNeed` drops contents that no one uses any more (precondition 3); the other
-        // advice in use changes no contents.
-        unsafe { rustix::mm::madvise(address as *mut c_void, len as usize, advice) }
-    }
-
     /// The whole huge pages inside a range of addresses.
     fn huge_pages(address: u64, len: u64) -> Option<(u64, u64)> {
         let start = address.next_multiple_of(HUGE);
@@ -125,20 +120,22 @@ impl Regions {
     pub(super) fn commit(&self, span: BlockId, offset: u64, len: u64) {
         let Some(address) = self.locate(span, (offset, len), true) else { return };
         if let Some((start, len)) = Self::huge_pages(address, len) {
-            // Advice only: without it the pages are small, and all else is the same.
-            let _ = self.advise(start, len, Advice::LinuxHugepage);
+            // SAFETY: the range lies in a region mapped here (preconditions 1 and 2 of `Memory`).
+            unsafe { pages::prefer_huge(start as *mut c_void, len as usize, true) };
         }
     }
 
     /// Gives the pages of a range back to the system.
     pub(super) fn decommit(&self, span: BlockId, offset: u64, len: u64) {
         let Some(address) = self.locate(span, (offset, len), true) else { return };
-        if self.advise(address, len, Advice::LinuxDontNeed).is_err() {
-            // Pages locked by the caller's own mlock stay; nothing else refuses.
-            debug_assert!(false, "madvise(DONTNEED) of an own range failed");
-        }
+        // SAFETY: the range lies in a region mapped here (preconditions 1 and 2 of `Memory`), and no
+        // one uses its contents any more (precondition 3).
+        let given = unsafe { pages::give_back(address as *mut c_void, len as usize) };
+        // Pages locked by the caller's own mlock stay; nothing else refuses.
+        debug_assert!(given.is_ok(), "the pages of an own range do not go: {given:?}");
         if let Some((start, len)) = Self::huge_pages(address, len) {
-            let _ = self.advise(start, len, Advice::LinuxNoHugepage);
+            // SAFETY: as in `commit`.
+            unsafe { pages::prefer_huge(start as *mut c_void, len as usize, false) };
         }
     }
 

@@ -9,6 +9,7 @@ mod host;
 mod math;
 mod memory;
 mod ops;
+mod pages;
 mod philox;
 mod program;
 mod queue;
@@ -24,6 +25,7 @@ use aquifer_core::{
 
 pub use host::HostArgs;
 
+use crate::apis::Listed;
 use crate::dtype::Dtype;
 use crate::ir::Kernel;
 use crate::queues::Queues;
@@ -82,8 +84,15 @@ impl Cpu {
             binding_alignment: 1,
             queues: u32::MAX,
             host_kernels: true,
+            msl_kernels: false,
         };
         Arc::new(Self { caps, regions: Regions::default(), queues: Arc::default() })
+    }
+
+    /// The CPU as it is listed.
+    pub(crate) fn listed() -> Listed {
+        let memory = crate::system::budget().total;
+        Listed { name: crate::system::processor(), kind: "processor", driver: None, memory }
     }
 
     #[inline]
@@ -215,7 +224,7 @@ unsafe impl Backend for Cpu {
     }
 
     fn compile_source(&self, _source: &Source) -> Result<(Pipeline, Signature), CompileError> {
-        Err(CompileError::new("the CPU device runs closures, not WGSL"))
+        Err(CompileError::new("the CPU device runs closures, not WGSL or MSL"))
     }
 
     fn prepare(&self, _dispatch: &Dispatch) -> Result<u64, CompileError> {

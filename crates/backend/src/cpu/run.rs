@@ -221,7 +221,9 @@ fn run_chunks(shared: &Shared<'_>, registers: &mut [Box<[u64]>], start: u64, end
 /// processor's own prefetcher stops at the end of a chunk. Each step therefore asks for its share
 /// of the lines of the next chunk, those of the outputs for writing.
 mod prefetch {
-    use super::{Shared, in_place};
+    use super::Shared;
+    #[cfg(target_arch = "x86_64")]
+    use super::in_place;
 
     #[cfg(target_arch = "x86_64")]
     const LINE: usize = 64;

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::cut::{self, Cutter, Step};
 use super::program::{Compiled, Copiers, Expression, Program, User};
-use super::{Compiler, Copies, Place, Range, Recorder, UPDATE};
+use super::{Compiler, Copies, Place, Range, Recorder};
 use crate::dtype::Dtype;
 use crate::seam::{self, Binding, Command, Dispatch};
 use crate::wgsl::{self, Shape, Slot, Word};
@@ -55,11 +55,13 @@ pub(crate) fn waits(commands: &[Command]) -> SmallVec<[(QueueId, Ticket); 4]> {
 pub(crate) struct Encoder<'e, R: Recorder> {
     pub(crate) recorder: R,
     how: How<'e>,
+    /// Parameters of the expression at hand that are too many for the immediates.
+    params: Option<Range<R::Buffer>>,
 }
 
 impl<'e, R: Recorder> Encoder<'e, R> {
     pub(crate) fn new(recorder: R, how: How<'e>) -> Self {
-        Self { recorder, how }
+        Self { recorder, how, params: None }
     }
 
     pub(crate) fn batch(&mut self, commands: &[Command]) -> Result<(), DriverError> {
@@ -161,12 +163,15 @@ impl<'e, R: Recorder> Encoder<'e, R> {
         let (kernel, used) = (&expression.kernel, &expression.used[..]);
         let cutter = Cutter { kernel, used, dispatch, rooms: &self.recorder };
         cutter.cut(|step| steps.push(step)).map_err(|_| R::misfit())?;
-        let (mut params, mut joined) = (false, false);
+        self.params = None;
+        let mut joined = false;
         for step in &steps {
             let compiled = expression.find(step.variant).ok_or_else(R::misfit)?;
-            if compiled.slots.contains(&Slot::Params) && !params {
-                params = true;
-                self.write_params(dispatch)?;
+            if compiled.slots.contains(&Slot::Params) && self.params.is_none() {
+                let params = &dispatch.params;
+                let bytes: Vec<u8> = params.iter().flat_map(|bits| bits.to_le_bytes()).collect();
+                let range = self.recorder.constants(&bytes, dispatch.scratch.as_ref())?;
+                self.params = Some(range);
             }
             if step.variant.shape == Shape::Join && !joined {
                 joined = true;
@@ -175,19 +180,6 @@ impl<'e, R: Recorder> Encoder<'e, R> {
             self.step(&compiled, (expression, dispatch), step)?;
         }
         Ok(())
-    }
-
-    /// Writes parameters that are too many for the immediates to the scratch memory.
-    fn write_params(&mut self, dispatch: &Dispatch) -> Result<(), DriverError> {
-        let scratch = dispatch.scratch.as_ref().ok_or_else(R::misfit)?;
-        let bytes: Vec<u8> = dispatch.params.iter().flat_map(|bits| bits.to_le_bytes()).collect();
-        for (index, part) in bytes.chunks(UPDATE).enumerate() {
-            let offset = (index * UPDATE) as u64;
-            let place = self.recorder.place(scratch, offset).ok_or_else(R::misfit)?;
-            self.recorder.update(&place, part)?;
-        }
-        // The scratch memory is this command's alone: the order inside it is not the core's.
-        self.recorder.barrier()
     }
 
     fn bound(
@@ -235,10 +227,7 @@ impl<'e, R: Recorder> Encoder<'e, R> {
                 bound.first = bound.first * scratch.dtype.size() as u32 / 4;
                 Some(bound)
             }
-            Slot::Params => {
-                let scratch = dispatch.scratch.as_ref()?;
-                self.bound_at(scratch, 0, dispatch.params.len() as u64 * 8)
-            }
+            Slot::Params => Some(Bound { range: self.params.clone()?, first: 0 }),
         }
     }
 

@@ -144,8 +144,12 @@ pub(crate) trait Recorder: Places {
     ) -> Result<(), DriverError> {
         Err(Self::misfit())
     }
-    /// Writes bytes, at most [`UPDATE`].
-    fn update(&mut self, place: &Place<Self::Buffer>, bytes: &[u8]) -> Result<(), DriverError>;
+    /// A range that holds these bytes when the calls that follow run; `scratch` has room for them.
+    fn constants(
+        &mut self,
+        bytes: &[u8],
+        scratch: Option<&Binding>,
+    ) -> Result<Range<Self::Buffer>, DriverError>;
     /// What comes before is done and visible before what comes after starts.
     fn barrier(&mut self) -> Result<(), DriverError>;
     /// What is wrong with a batch that should not have come here.
@@ -167,6 +171,3 @@ pub(crate) fn bounds(module: &Module, own: bool) -> BoundsCheckPolicies {
     };
     BoundsCheckPolicies { index: policy, buffer: policy, image_load: policy, binding_array: policy }
 }
-
-/// Bytes that one update may write.
-pub(crate) const UPDATE: usize = 64 << 10;

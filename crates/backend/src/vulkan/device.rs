@@ -6,9 +6,10 @@ use std::sync::Arc;
 use aquifer_core::Caps;
 use ash::{ext, khr, vk};
 
-use super::instance::{Instance, OpenError, Physical, VulkanOptions, call, refuse};
+use super::instance::{Instance, Physical, VulkanOptions, call, refuse};
 use super::spirv::FloatControls;
 use super::types::{self, Types};
+use crate::apis::{Listed, OpenError};
 use crate::gpu::{Copies, KernelLimits};
 use crate::wgsl::Features;
 
@@ -277,6 +278,7 @@ fn facts(
         binding_alignment: limits.kernels.align,
         queues,
         host_kernels: false,
+        msl_kernels: false,
     };
     Ok(Facts {
         caps,
@@ -291,7 +293,7 @@ fn facts(
 }
 
 /// A device as it is listed.
-pub(super) fn describe(instance: &Instance, physical: &Physical) -> super::VulkanDevice {
+pub(super) fn describe(instance: &Instance, physical: &Physical) -> Listed {
     let mut driver = vk::PhysicalDeviceDriverProperties::default();
     let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut driver);
     if physical.properties.api_version >= vk::API_VERSION_1_2 {
@@ -310,10 +312,10 @@ pub(super) fn describe(instance: &Instance, physical: &Physical) -> super::Vulka
     let table = unsafe { instance.raw.get_physical_device_memory_properties(physical.raw) };
     let heaps = &table.memory_heaps[..table.memory_heap_count as usize];
     let local = heaps.iter().filter(|heap| heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL));
-    super::VulkanDevice {
+    Listed {
         name: physical.name(),
         kind: physical.kind(),
-        driver: driver.trim().to_owned(),
+        driver: Some(driver.trim().to_owned()),
         memory: local.map(|heap| heap.size).max().unwrap_or(0),
     }
 }

@@ -10,6 +10,9 @@ use super::pipeline::VulkanPipeline;
 use crate::gpu::{Held, KernelLimits, Place, Places, Range, Recorder};
 use crate::seam::Binding;
 
+/// Bytes that one update may write.
+const UPDATE: usize = 64 << 10;
+
 /// Where bindings lie, by the regions that are held.
 pub(super) struct Ranges<'r> {
     pub(super) held: Held<'r, Region>,
@@ -98,9 +101,24 @@ impl Recorder for Commands<'_> {
         Ok(())
     }
 
-    fn update(&mut self, place: &Place<vk::Buffer>, bytes: &[u8]) -> Result<(), DriverError> {
-        self.ranges.driver.update(self.raw, place.buffer, place.offset, bytes);
-        Ok(())
+    fn constants(
+        &mut self,
+        bytes: &[u8],
+        scratch: Option<&Binding>,
+    ) -> Result<Range<vk::Buffer>, DriverError> {
+        let scratch = scratch.ok_or_else(Self::misfit)?;
+        let start = self.place(scratch, 0).ok_or_else(Self::misfit)?;
+        let len = bytes.len() as u64;
+        if start.room < len {
+            return Err(Self::misfit());
+        }
+        for (index, part) in bytes.chunks(UPDATE).enumerate() {
+            let offset = start.offset + (index * UPDATE) as u64;
+            self.ranges.driver.update(self.raw, start.buffer, offset, part);
+        }
+        // The scratch memory is this command's alone: the order inside it is not the core's.
+        self.ranges.driver.barrier(self.raw);
+        Ok(Range { buffer: start.buffer, offset: start.offset, len })
     }
 
     fn barrier(&mut self) -> Result<(), DriverError> {

@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ash::{Entry, ext, vk};
 
+use crate::apis::OpenError;
+
 /// How a Vulkan device is opened.
 #[derive(Clone, Debug, Default)]
 pub struct VulkanOptions {
@@ -28,24 +30,12 @@ pub struct VulkanOptions {
     pub no_barriers: bool,
 }
 
-/// Why a Vulkan device does not open.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OpenError(pub(super) String);
-
-impl fmt::Display for OpenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for OpenError {}
-
 pub(super) fn refuse<T>(reason: impl Into<String>) -> Result<T, OpenError> {
-    Err(OpenError(reason.into()))
+    Err(OpenError::new(reason))
 }
 
 pub(super) fn call(name: &'static str) -> impl Fn(vk::Result) -> OpenError {
-    move |error| OpenError(format!("{name} failed with code {} ({error:?})", error.as_raw()))
+    move |error| OpenError::new(format!("{name} failed with code {} ({error:?})", error.as_raw()))
 }
 
 /// Messages of the validation layer.
@@ -109,8 +99,9 @@ pub(super) fn hardware_may_be_here() -> bool {
 
 fn load() -> Result<Entry, OpenError> {
     // SAFETY: loading libvulkan runs its initialisers, which have no conditions.
-    unsafe { Entry::load() }
-        .map_err(|error| OpenError(format!("the Vulkan loader (libvulkan) is not here: {error}")))
+    unsafe { Entry::load() }.map_err(|error| {
+        OpenError::new(format!("the Vulkan loader (libvulkan) is not here: {error}"))
+    })
 }
 
 impl Instance {

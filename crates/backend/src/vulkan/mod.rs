@@ -23,35 +23,22 @@ use std::time::Duration;
 use aquifer_core::{Block, BlockId, Caps, DriverError, Memory, QueueId, Storage, Ticket};
 
 pub use calls::DriverCalls;
-pub use instance::{OpenError, VulkanOptions};
+pub use instance::VulkanOptions;
 
+use crate::apis::{Listed, OpenError};
 use crate::dtype::Dtype;
 use crate::gpu::{Copiers, Copies, Expression, How, Program as Compiled, User};
 use crate::ir::Kernel;
 use crate::queues::Queues;
 use crate::seam::{
-    Backend, Batch, Budget, CompileError, Dispatch, Failure, ImportError, Pipeline, Program,
-    Signature, Source, WaitError,
+    Backend, Batch, Budget, CompileError, Dispatch, Failure, ImportError, Language, Pipeline,
+    Program, Signature, Source, WaitError,
 };
 use driver::Driver;
 use encode::Ranges;
 use instance::{Instance, Physical, refuse};
 use memory::Regions;
 use queue::Queue;
-
-/// A device as the driver lists it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct VulkanDevice {
-    /// Its name.
-    pub name: String,
-    /// `discrete`, `integrated`, `virtual`, `software` or `other`.
-    pub kind: &'static str,
-    /// The driver's name and version.
-    pub driver: String,
-    /// Bytes of the largest heap that it has.
-    pub memory: u64,
-}
 
 /// A Vulkan device.
 #[derive(Debug)]
@@ -187,7 +174,7 @@ impl Vulkan {
     ///
     /// # Errors
     /// Why there is no list: no loader.
-    pub fn list() -> Result<Vec<VulkanDevice>, OpenError> {
+    pub fn list() -> Result<Vec<Listed>, OpenError> {
         let instance = Instance::open(false)?;
         let devices = instance.devices()?;
         Ok(devices.iter().map(|physical| device::describe(&instance, physical)).collect())
@@ -358,6 +345,9 @@ unsafe impl Backend for Vulkan {
     }
 
     fn compile_source(&self, source: &Source) -> Result<(Pipeline, Signature), CompileError> {
+        if source.language != Language::Wgsl {
+            return Err(CompileError::new("Vulkan devices run WGSL"));
+        }
         let features = self.driver.facts.features;
         let user = crate::wgsl::source::read(&source.text, source.entry.as_deref(), features)?;
         let compiled = User::compile(&self.driver, &user)?;

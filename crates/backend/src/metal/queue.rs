@@ -1,0 +1,324 @@
+//! A queue: a shared event that holds its tickets, and what runs when a command buffer is done.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use aquifer_core::{DriverError, QueueId, Ticket};
+use block2::RcBlock;
+use objc2::runtime::ProtocolObject;
+use objc2_foundation::NSString;
+use objc2_metal::{
+    MTLCommandBuffer, MTLCommandBufferError, MTLCommandBufferStatus, MTLCommandQueue, MTLDevice,
+    MTLEvent, MTLFence, MTLSharedEvent,
+};
+
+use super::device::{Gpu, Object, nothing};
+use super::encode::{Commands, Ranges};
+use super::memory::{Buffer, Regions};
+use crate::gpu::{Encoder, How, waits};
+use crate::queues::Failures;
+use crate::seam::{Batch, Command, Failure, WaitError};
+
+/// How long a waiting thread polls before it sleeps: most small work is done by then, and a wake-up
+/// costs as much.
+const POLL: Duration = Duration::from_micros(60);
+/// Command buffers that may be under way; Metal's own default of 64 makes the next one block.
+const IN_FLIGHT: usize = 1024;
+/// Labels of work that a command buffer's own label names.
+const LABELS: usize = 4;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+thread_local! {
+    /// This thread runs a completion handler: what it waits for must not be its own return.
+    static LANDING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Tickets that are over, in order, whatever the order in which they are told.
+#[derive(Debug, Default)]
+struct Ordered {
+    upto: Ticket,
+    early: BTreeSet<Ticket>,
+}
+
+impl Ordered {
+    fn add(&mut self, ticket: Ticket) -> Ticket {
+        if ticket == self.upto + 1 {
+            self.upto = ticket;
+        } else {
+            self.early.insert(ticket);
+        }
+        while self.early.remove(&(self.upto + 1)) {
+            self.upto += 1;
+        }
+        self.upto
+    }
+}
+
+/// A queue's tickets. Completion handlers share it, so that it outlives them.
+pub(super) struct Timeline {
+    /// What other queues wait for.
+    event: Object<dyn MTLSharedEvent>,
+    submitted: AtomicU64,
+    /// Work that is over.
+    reached: AtomicU64,
+    /// Work that is over, with what it kept dropped and its failures noted.
+    landed: AtomicU64,
+    order: Mutex<[Ordered; 2]>,
+    changed: Condvar,
+    failures: Failures,
+    /// What lost the device; all of its queues share it.
+    lost: Arc<OnceLock<DriverError>>,
+}
+
+impl Timeline {
+    /// Notes that a ticket is over; returns when all before it are noted too.
+    fn reach(&self, ticket: Ticket) {
+        let mut order = lock(&self.order);
+        self.reached.store(order[0].add(ticket), Ordering::Release);
+        drop(order);
+        self.changed.notify_all();
+    }
+
+    fn land(&self, ticket: Ticket) {
+        let mut order = lock(&self.order);
+        self.landed.store(order[1].add(ticket), Ordering::Release);
+        drop(order);
+        self.changed.notify_all();
+    }
+
+    /// The ticket that a wait waits for: inside a completion handler, which lands only when it
+    /// returns, work that is over is enough.
+    fn done(&self) -> Ticket {
+        let upto = if LANDING.get() { &self.reached } else { &self.landed };
+        upto.load(Ordering::Acquire)
+    }
+}
+
+/// A batch under way.
+struct Flight {
+    timeline: Arc<Timeline>,
+    ticket: Ticket,
+    /// What it runs: pipelines live until it is done.
+    commands: Vec<Command>,
+    buffers: Vec<Buffer>,
+    keep: Vec<Arc<dyn Any + Send + Sync>>,
+}
+
+/// The labels of the work in a batch, each once, the first few.
+fn label(commands: &[Command]) -> String {
+    let mut labels: Vec<&str> = Vec::new();
+    for command in commands {
+        if let Command::Dispatch(dispatch) = command
+            && !labels.contains(&&*dispatch.label)
+        {
+            if labels.len() == LABELS {
+                labels.push("...");
+                break;
+            }
+            labels.push(&dispatch.label);
+        }
+    }
+    if labels.is_empty() { "copy".to_owned() } else { labels.join(", ") }
+}
+
+impl Flight {
+    /// What a completion handler does. It never unwinds: Objective-C is below it.
+    fn land(self, buffer: &ProtocolObject<dyn MTLCommandBuffer>) {
+        let Self { timeline, ticket, commands, buffers, keep } = self;
+        if buffer.status() == MTLCommandBufferStatus::Error {
+            let (code, text) =
+                buffer.error().map_or((0, "no error is given".to_owned()), |error| {
+                    (error.code(), error.localizedDescription().to_string())
+                });
+            let reason = format!("the command buffer failed with code {code}: {text}");
+            timeline.failures.push(&label(&commands), reason);
+            let fatal =
+                [MTLCommandBufferError::DeviceRemoved, MTLCommandBufferError::AccessRevoked];
+            if fatal.iter().any(|fatal| fatal.0 as isize == code) {
+                let call = "MTLCommandBuffer.error";
+                let _ = timeline.lost.set(DriverError { call, code: code as i64 });
+            }
+            // What waits for it must not wait for ever.
+            if timeline.event.signaledValue() < ticket {
+                timeline.event.setSignaledValue(ticket);
+            }
+        }
+        timeline.reach(ticket);
+        drop((commands, buffers));
+        if catch_unwind(AssertUnwindSafe(|| drop(keep))).is_err() {
+            let reason = "a value that the work kept alive panicked when dropped".to_owned();
+            timeline.failures.push("drop", reason);
+        }
+        timeline.land(ticket);
+    }
+}
+
+pub(super) struct Queue {
+    raw: Object<dyn MTLCommandQueue>,
+    /// Orders the encoders of its command buffers.
+    fence: Object<dyn MTLFence>,
+    timeline: Arc<Timeline>,
+    /// One batch is written at a time: tickets are in the order of their command buffers.
+    writing: Mutex<()>,
+}
+
+impl Queue {
+    pub(super) fn open(
+        gpu: &Gpu,
+        shared: Option<&Self>,
+        lost: &Arc<OnceLock<DriverError>>,
+    ) -> Result<Self, DriverError> {
+        // More than Metal has queues for share one; each has tickets of its own.
+        let raw = match shared {
+            Some(shared) => shared.raw.clone(),
+            None => {
+                let call = "newCommandQueueWithMaxCommandBufferCount:";
+                let raw = gpu.raw.newCommandQueueWithMaxCommandBufferCount(IN_FLIGHT);
+                raw.ok_or_else(|| nothing(call))?
+            }
+        };
+        let fence = match shared {
+            Some(shared) => shared.fence.clone(),
+            None => gpu.raw.newFence().ok_or_else(|| nothing("newFence"))?,
+        };
+        let event = gpu.raw.newSharedEvent().ok_or_else(|| nothing("newSharedEvent"))?;
+        let timeline = Timeline {
+            event,
+            submitted: AtomicU64::new(0),
+            reached: AtomicU64::new(0),
+            landed: AtomicU64::new(0),
+            order: Mutex::default(),
+            changed: Condvar::new(),
+            failures: Failures::default(),
+            lost: Arc::clone(lost),
+        };
+        Ok(Self { raw, fence, timeline: Arc::new(timeline), writing: Mutex::default() })
+    }
+
+    pub(super) fn submitted(&self) -> Ticket {
+        self.timeline.submitted.load(Ordering::Acquire)
+    }
+
+    /// The ticket up to which work is done.
+    pub(super) fn reached(&self) -> Ticket {
+        self.timeline.reached.load(Ordering::Acquire)
+    }
+
+    /// Writes a batch and hands it to Metal. On an error the batch is as it was.
+    pub(super) fn submit<'q>(
+        &self,
+        batch: &mut Batch,
+        (gpu, regions, how): (&Gpu, &Regions, How<'_>),
+        other: impl Fn(QueueId) -> Option<&'q Self>,
+    ) -> Result<Ticket, DriverError> {
+        let _writing = lock(&self.writing);
+        let raw = self.raw.commandBufferWithUnretainedReferences();
+        let raw = raw.ok_or_else(|| nothing("commandBufferWithUnretainedReferences"))?;
+        for (queue, ticket) in waits(&batch.commands) {
+            if let Some(queue) = other(queue) {
+                raw.encodeWaitForEvent_value(event(&queue.timeline), ticket);
+            }
+        }
+        let ranges = Ranges { held: regions.held(), gpu };
+        let mut encoder = Encoder::new(Commands::new(ranges, &raw, &self.fence), how);
+        encoder.batch(&batch.commands)?;
+        let buffers = std::mem::take(&mut encoder.recorder.kept);
+        drop(encoder);
+        let ticket = self.submitted() + 1;
+        raw.encodeSignalEvent_value(event(&self.timeline), ticket);
+        raw.setLabel(Some(&NSString::from_str(&label(&batch.commands))));
+        regions.wiring.commit();
+        let Batch { commands, keep, .. } = std::mem::take(batch);
+        let timeline = Arc::clone(&self.timeline);
+        let flight = Mutex::new(Some(Flight { timeline, ticket, commands, buffers, keep }));
+        let handler = RcBlock::new(move |buffer: NonNull<ProtocolObject<dyn MTLCommandBuffer>>| {
+            LANDING.set(true);
+            // It must not unwind into Objective-C; what may panic is caught and told inside.
+            let _ = catch_unwind(AssertUnwindSafe(|| {
+                if let Some(flight) = lock(&flight).take() {
+                    // SAFETY: Metal hands the command buffer that is done, which lives meanwhile.
+                    flight.land(unsafe { buffer.as_ref() });
+                }
+            }));
+            LANDING.set(false);
+        });
+        // SAFETY: Metal copies the block, calls it once, on a thread of its own; what is in it may be
+        // sent there.
+        unsafe { raw.addCompletedHandler(RcBlock::as_ptr(&handler)) };
+        raw.commit();
+        // Last: who sees the ticket may have other work wait for it, behind it on a shared queue.
+        self.timeline.submitted.store(ticket, Ordering::Release);
+        Ok(ticket)
+    }
+
+    /// Waits for a ticket: polls, then sleeps until a completion handler wakes it.
+    pub(super) fn wait(&self, ticket: Ticket, timeout: Option<Duration>) -> Result<(), WaitError> {
+        let timeline = &*self.timeline;
+        let start = Instant::now();
+        let poll = timeout.map_or(POLL, |limit| limit.min(POLL));
+        while timeline.done() < ticket && start.elapsed() < poll {
+            std::hint::spin_loop();
+        }
+        if timeline.done() < ticket {
+            let mut order = lock(&timeline.order);
+            while timeline.done() < ticket {
+                let left = timeout.map(|limit| limit.saturating_sub(start.elapsed()));
+                if left == Some(Duration::ZERO) {
+                    return Err(WaitError::Timeout);
+                }
+                // Long, where there is no limit.
+                let left = left.unwrap_or(Duration::from_secs(3600));
+                let woken = timeline.changed.wait_timeout(order, left);
+                order = woken.unwrap_or_else(PoisonError::into_inner).0;
+            }
+        }
+        match timeline.lost.get() {
+            Some(error) => Err(WaitError::Lost(error.clone())),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn take_failure(&self) -> Option<Failure> {
+        self.timeline.failures.take()
+    }
+}
+
+fn event(timeline: &Timeline) -> &ProtocolObject<dyn MTLEvent> {
+    ProtocolObject::from_ref(&*timeline.event)
+}
+
+impl std::fmt::Debug for Queue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Queue").field("submitted", &self.submitted()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// N.1: tickets are told in order, whatever the order in which handlers run.
+    #[test]
+    fn tickets_are_in_order() {
+        let random = &mut fastrand::Rng::with_seed(0x0DD);
+        for _ in 0..200 {
+            let mut tickets: Vec<Ticket> = (1..=random.u64(1..40)).collect();
+            random.shuffle(&mut tickets);
+            let (mut ordered, mut told) = (Ordered::default(), BTreeSet::new());
+            for ticket in tickets {
+                told.insert(ticket);
+                let upto = (1..).take_while(|ticket| told.contains(ticket)).last().unwrap_or(0);
+                assert_eq!(ordered.add(ticket), upto);
+            }
+        }
+    }
+}
