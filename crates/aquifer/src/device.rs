@@ -432,9 +432,20 @@ impl Device {
         self.0.recorder.lock()
     }
 
+    /// Whether the device has arrays of an element type: Metal, for one, has no `f64`.
+    ///
+    /// ```
+    /// use aquifer::prelude::*;
+    /// assert!(Device::cpu()?.supports(Dtype::F64));
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    pub fn supports(&self, dtype: Dtype) -> bool {
+        self.0.backend.supports(dtype)
+    }
+
     /// Refuses element types that the device lacks (rule E.5).
     pub(crate) fn check_dtype(&self, dtype: Dtype) -> Result<()> {
-        if self.0.backend.supports(dtype) {
+        if self.supports(dtype) {
             return Ok(());
         }
         Err(Error::new(Inner::Unsupported { dtype, device: self.name().to_owned() }))

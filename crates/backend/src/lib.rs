@@ -12,9 +12,13 @@ mod dtype;
 mod element;
 mod gpu;
 pub mod ir;
-// What differs between Apple's systems (and a stand-in for them) and all others is this line.
+// What differs between Apple's systems (and a stand-in for them) and all others is here.
 #[cfg_attr(not(any(target_vendor = "apple", metal_stand_in)), path = "missing.rs")]
 mod metal;
+// `MTLCreateSystemDefaultDevice` needs it.
+#[cfg(target_vendor = "apple")]
+#[link(name = "CoreGraphics", kind = "framework")]
+unsafe extern "C" {}
 mod queues;
 mod seam;
 mod system;

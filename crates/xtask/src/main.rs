@@ -1,6 +1,7 @@
 //! The project's own chores: `cargo xtask check` is what CI runs.
 #![forbid(unsafe_code)]
 
+mod metal;
 mod tidy;
 
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ use std::time::Instant;
 const HELP: &str = "cargo xtask COMMAND
 
   check   format, clippy, tidy, all tests, doc tests, examples, model checks, rustdoc
+  metal   lints for Apple's target, and Metal on a stand-in
   tidy    the rules of style that a program can see
   test    all tests, doc tests and model checks
 ";
@@ -80,7 +82,8 @@ const EXAMPLES: &[(&str, &str)] = &[
 fn main() -> ExitCode {
     let command = std::env::args().nth(1);
     let done = match command.as_deref() {
-        Some("check") => run(LINT) && tidy() && run(TEST) && examples() && run(DOCS),
+        Some("check") => run(LINT) && tidy() && metal() && run(TEST) && examples() && run(DOCS),
+        Some("metal") => metal(),
         Some("tidy") => tidy(),
         Some("test") => run(TEST),
         _ => {
@@ -97,6 +100,10 @@ fn root() -> PathBuf {
 
 fn run(steps: &[Step]) -> bool {
     steps.iter().all(|(name, arguments, variables)| step(name, arguments, variables))
+}
+
+fn metal() -> bool {
+    metal::lint(&root()) && metal::stand_in(&root())
 }
 
 fn step(name: &str, arguments: &[&str], variables: &[(&str, &str)]) -> bool {

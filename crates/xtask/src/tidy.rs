@@ -84,6 +84,11 @@ fn check_source(name: &str, text: &str, found: &mut Vec<String>) {
         if platform.iter().any(|cfg| code.contains(cfg)) && !back_end && !code.starts_with("//") {
             fault("a cfg of the platform outside the back ends");
         }
+        let metal = name.starts_with("backend/src/metal/") && code.starts_with("#[cfg");
+        let stand_in = code.contains("metal_stand_in") && name != "backend/src/lib.rs";
+        if (metal && !code.contains("cfg(test)")) || stand_in {
+            fault("a cfg of the Metal back end outside backend/src/lib.rs");
+        }
         let unsafe_code = code.contains("unsafe {") || code.contains("unsafe impl");
         if unsafe_code && !code.starts_with("//") && !has_proof(&lines, index) {
             fault("unsafe without a SAFETY proof above it");
@@ -104,7 +109,8 @@ fn check_manifest(layer: &str, allowed: &[&str], text: &str, found: &mut Vec<Str
         if line.starts_with('[') {
             section = line;
         }
-        let dependency = section.contains("dependencies") && line.contains('=');
+        let dependency =
+            section.contains("dependencies") && line.contains('=') && !line.starts_with('[');
         let own = line.starts_with("aquifer");
         if dependency && own {
             let name = line.split(['.', ' ', '=']).next().unwrap_or_default();
@@ -135,9 +141,11 @@ mod tests {
         check_source("core/src/a.rs", "let x = unsafe { f() };\n", &mut found);
         check_source("core/src/a.rs", "// TODO later\n", &mut found);
         check_source("core/src/a.rs", "#[cfg(unix)]\n", &mut found);
+        check_source("backend/src/a.rs", "#[cfg(metal_stand_in)]\n", &mut found);
+        check_source("backend/src/metal/a.rs", "#[cfg_attr(debug, inline)]\n", &mut found);
         check_source("core/src/a.rs", &"\n".repeat(MOST_LINES + 1), &mut found);
         check_manifest("core", &[], "[dependencies]\naquifer.workspace = true\n", &mut found);
         check_manifest("core", &[], "[dependencies]\nserde = \"1\"\n", &mut found);
-        assert_eq!(found.len(), 6, "{found:?}");
+        assert_eq!(found.len(), 8, "{found:?}");
     }
 }

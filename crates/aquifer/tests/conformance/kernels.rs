@@ -129,10 +129,15 @@ pub fn faults_show_their_line(device: &Device) -> Result<()> {
     let texture = "@group(0) @binding(0) var t: texture_2d<f32>;
         @compute @workgroup_size(1) fn f() { _ = textureDimensions(t); }";
     assert!(make(texture).to_string().contains("takes arrays"), "{}", make(texture));
+    let long = "struct Long { a: array<u32, 65> }
+        var<immediate> values: Long;
+        @group(0) @binding(0) var<storage, read_write> y: array<u32>;
+        @compute @workgroup_size(1) fn f() { y[0] = values.a[0]; }";
+    assert!(make(long).to_string().contains("260 bytes of immediates"), "{}", make(long));
     let two = SAXPY.replace("@compute", "@compute @workgroup_size(1) fn other() {}\n@compute");
     assert!(make(&two).to_string().contains("saxpy"), "{}", make(&two));
     let named = KernelSource::wgsl(&two).with_cpu(saxpy);
-    assert!(device.kernel(named.clone().entry("saxpy")).is_ok());
+    device.kernel(named.clone().entry("saxpy"))?;
     let error = device.kernel(named.entry("third")).unwrap_err().to_string();
     assert!(error.contains("'third'") && error.contains("other"), "{error}");
     Ok(())

@@ -49,6 +49,18 @@ pub fn another(device: &Device) -> Result<Device> {
     Device::named(device.backend())
 }
 
+/// Runs a part of a case that is of one element type: where the device lacks it, that is an error
+/// that names it (rule E.5).
+pub fn with<T: aquifer::Element>(device: &Device, part: impl FnOnce() -> Result<()>) -> Result<()> {
+    if device.supports(T::DTYPE) {
+        return part();
+    }
+    let error = Array::<T>::zeros(device, [1]).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Dtype);
+    assert!(error.to_string().contains(&T::DTYPE.to_string()), "{error}");
+    Ok(())
+}
+
 /// Runs a case on a fresh device and checks that nothing is left (rule J.2).
 pub fn run(opened: impl Into<Opened>, case: fn(&Device) -> Result<()>) {
     let Opened { device, complaints } = opened.into();

@@ -114,9 +114,33 @@ pub fn arithmetic_agrees_with_rust(device: &Device) -> Result<()> {
     )?;
     check(device, &values, |x| x.is_nan(), f32::is_nan, "is_nan")?;
     check(device, &values, |x| x.is_inf(), f32::is_infinite, "is_inf")?;
-    let wide: Vec<f64> = values.iter().map(|&x| f64::from(x)).collect();
-    check(device, &wide, |x| x * 0.1 + x / 3.0, |x| x * 0.1 + x / 3.0, "f64")?;
-    check(device, &wide, |x| x.sqrt().floor().abs(), |x| x.sqrt().floor().abs(), "f64 functions")
+    with::<f64>(device, || {
+        let wide: Vec<f64> = values.iter().map(|&x| f64::from(x)).collect();
+        check(device, &wide, |x| x * 0.1 + x / 3.0, |x| x * 0.1 + x / 3.0, "f64")?;
+        let functions = |x: f64| x.sqrt().floor().abs();
+        check(device, &wide, |x| x.sqrt().floor().abs(), functions, "f64 functions")
+    })
+}
+
+fn wide_functions_are_within_four_ulp(device: &Device, random: &mut fastrand::Rng) -> Result<()> {
+    let wide: Vec<f64> = (0..20_000).map(|_| (random.f64() - 0.5) * 60.0).collect();
+    type Wide = (&'static str, fn(Expr<f64>) -> Expr<f64>, fn(f64) -> f64);
+    let functions: [Wide; 5] = [
+        ("exp", |x| x.exp(), f64::exp),
+        ("log", |x| x.abs().log(), |x| x.abs().ln()),
+        ("sin", |x| x.sin(), f64::sin),
+        ("cos", |x| x.cos(), f64::cos),
+        ("tanh", |x| x.tanh(), f64::tanh),
+    ];
+    for (name, ours, exact) in functions {
+        let got = device.array(&wide)?.map(ours)?.to_vec()?;
+        for (&x, &got) in wide.iter().zip(&got) {
+            let want = exact(x);
+            let ulp = want.abs().next_up() - want.abs();
+            assert!((got - want).abs() <= 4.0 * ulp, "f64 {name}({x}) is {got}, not {want}");
+        }
+    }
+    Ok(())
 }
 
 /// N.3: elementary functions are within 4 ulp of the exact value over their whole range.
@@ -155,23 +179,7 @@ pub fn functions_are_within_four_ulp(device: &Device) -> Result<()> {
         println!("{name:<12}{:>8.2} ulp at {}", worst.0, worst.1);
         assert!(worst.0 <= 4.0, "{name}: {} ulp at {}", worst.0, worst.1);
     }
-    let wide: Vec<f64> = (0..20_000).map(|_| (random.f64() - 0.5) * 60.0).collect();
-    type Wide = (&'static str, fn(Expr<f64>) -> Expr<f64>, fn(f64) -> f64);
-    let functions: [Wide; 5] = [
-        ("exp", |x| x.exp(), f64::exp),
-        ("log", |x| x.abs().log(), |x| x.abs().ln()),
-        ("sin", |x| x.sin(), f64::sin),
-        ("cos", |x| x.cos(), f64::cos),
-        ("tanh", |x| x.tanh(), f64::tanh),
-    ];
-    for (name, ours, exact) in functions {
-        let got = device.array(&wide)?.map(ours)?.to_vec()?;
-        for (&x, &got) in wide.iter().zip(&got) {
-            let want = exact(x);
-            let ulp = want.abs().next_up() - want.abs();
-            assert!((got - want).abs() <= 4.0 * ulp, "f64 {name}({x}) is {got}, not {want}");
-        }
-    }
+    with::<f64>(device, || wide_functions_are_within_four_ulp(device, &mut random))?;
     let zero = device.array(&[-0.0f32])?.map(|x| (x.sin(), x.tan(), x.tanh()))?;
     for zero in [zero.0, zero.1, zero.2] {
         let zero = zero.item()?;
@@ -254,7 +262,7 @@ pub fn casts_agree_with_rust(device: &Device) -> Result<()> {
     check(device, &values, |x| x.cast::<u8>(), |x| x as u8, "u8")?;
     check(device, &values, |x| x.cast::<i32>(), |x| x as i32, "i32")?;
     check(device, &values, |x| x.cast::<u64>(), |x| x as u64, "u64")?;
-    check(device, &values, |x| x.cast::<f64>(), f64::from, "f64")?;
+    with::<f64>(device, || check(device, &values, |x| x.cast::<f64>(), f64::from, "f64"))?;
     check(device, &values, |x| x.cast::<bool>(), |x| x != 0.0, "bool")?;
     check(device, &values, |x| x.cast::<f16>(), f16::from_f32, "f16")?;
     check(device, &values, |x| x.cast::<bf16>(), bf16::from_f32, "bf16")?;

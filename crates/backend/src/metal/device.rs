@@ -16,8 +16,8 @@ use super::msl::{self, Msl};
 use super::signature::Signed;
 use crate::gpu::{Compiler, Copies, KernelLimits, Text};
 use crate::seam::{Budget, CompileError};
-use crate::wgsl::Features;
 use crate::wgsl::source::Scalar;
+use crate::wgsl::{Features, MOST_WORDS};
 
 /// Invocations of a workgroup of ours.
 const GROUP: u32 = 256;
@@ -92,7 +92,7 @@ impl Gpu {
         let features = Features {
             int64: true,
             float64: false,
-            words: IMMEDIATES as usize / 4,
+            words: MOST_WORDS,
             group: 1 << GROUP.min(limits.invocations).max(32).ilog2(),
         };
         Self { raw, caps, limits, features, residency }

@@ -42,6 +42,8 @@ pub(super) struct Commands<'r> {
     ranges: Ranges<'r>,
     raw: &'r ProtocolObject<dyn MTLCommandBuffer>,
     fence: &'r ProtocolObject<dyn MTLFence>,
+    /// Earlier commands update the fence.
+    fenced: bool,
     /// Made with the first call.
     encoder: Option<Object<dyn MTLComputeCommandEncoder>>,
     /// What is bound.
@@ -54,9 +56,9 @@ impl<'r> Commands<'r> {
     pub(super) fn new(
         ranges: Ranges<'r>,
         raw: &'r ProtocolObject<dyn MTLCommandBuffer>,
-        fence: &'r ProtocolObject<dyn MTLFence>,
+        (fence, fenced): (&'r ProtocolObject<dyn MTLFence>, bool),
     ) -> Self {
-        Self { ranges, raw, fence, encoder: None, pipeline: None, kept: Vec::new() }
+        Self { ranges, raw, fence, fenced, encoder: None, pipeline: None, kept: Vec::new() }
     }
 
     fn encoder(&mut self) -> Result<Object<dyn MTLComputeCommandEncoder>, DriverError> {
@@ -65,8 +67,20 @@ impl<'r> Commands<'r> {
         }
         let encoder = self.raw.computeCommandEncoderWithDispatchType(MTLDispatchType::Concurrent);
         let encoder = encoder.ok_or_else(|| nothing("computeCommandEncoderWithDispatchType:"))?;
-        encoder.waitForFence(self.fence);
+        if self.fenced {
+            encoder.waitForFence(self.fence);
+        }
         Ok(self.encoder.insert(encoder).clone())
+    }
+
+    /// Ends what was written; whether that updates the fence.
+    pub(super) fn end(&mut self) -> bool {
+        let encoder = self.encoder.take();
+        if let Some(encoder) = &encoder {
+            encoder.updateFence(self.fence);
+            encoder.endEncoding();
+        }
+        encoder.is_some()
     }
 
     fn bind(
@@ -101,10 +115,7 @@ fn set_bytes(encoder: &ProtocolObject<dyn MTLComputeCommandEncoder>, bytes: &[u8
 impl Drop for Commands<'_> {
     /// An encoder must be ended before it goes, whatever becomes of its command buffer.
     fn drop(&mut self) {
-        if let Some(encoder) = self.encoder.take() {
-            encoder.updateFence(self.fence);
-            encoder.endEncoding();
-        }
+        self.end();
     }
 }
 

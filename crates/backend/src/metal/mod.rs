@@ -8,6 +8,7 @@ mod device;
 mod encode;
 mod memory;
 mod msl;
+mod pool;
 mod queue;
 mod signature;
 mod wiring;
@@ -16,7 +17,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use aquifer_core::{Block, BlockId, Caps, DriverError, Memory, QueueId, Storage, Ticket};
-use objc2::rc::autoreleasepool;
 use objc2_foundation::NSProcessInfo;
 use objc2_metal::{MTLCopyAllDevices, MTLCreateSystemDefaultDevice, MTLDevice};
 
@@ -32,11 +32,8 @@ use crate::seam::{
 use device::{Gpu, Object};
 use encode::Ranges;
 use memory::Regions;
+use pool::pooled;
 use queue::Queue;
-
-// `MTLCreateSystemDefaultDevice` needs it.
-#[cfg_attr(target_vendor = "apple", link(name = "CoreGraphics", kind = "framework"))]
-unsafe extern "C" {}
 
 /// Command queues of Metal's that ours are spread over: a process has few.
 const QUEUES: usize = 16;
@@ -62,7 +59,7 @@ impl Metal {
     /// # Errors
     /// Why there is none.
     pub fn open(index: Option<usize>) -> Result<Arc<Self>, OpenError> {
-        autoreleasepool(|_| {
+        pooled(|| {
             let raw = match index {
                 None => MTLCreateSystemDefaultDevice(),
                 Some(index) => all().into_iter().nth(index),
@@ -95,7 +92,7 @@ impl Metal {
     /// # Errors
     /// None today; the signature is that of the other APIs.
     pub fn list() -> Result<Vec<Listed>, OpenError> {
-        autoreleasepool(|_| {
+        pooled(|| {
             let version = NSProcessInfo::processInfo().operatingSystemVersionString();
             let describe = |raw: Object<dyn MTLDevice>| {
                 let gpu = Gpu::new(raw);
@@ -126,11 +123,11 @@ impl Drop for Metal {
 
 impl Memory for Metal {
     fn obtain(&self, size: u64, mode: Storage) -> Result<Block, DriverError> {
-        autoreleasepool(|_| self.regions.obtain(size, mode))
+        pooled(|| self.regions.obtain(size, mode))
     }
 
     fn give_back(&self, block: Block) {
-        autoreleasepool(|_| self.regions.remove(&block));
+        pooled(|| self.regions.remove(&block));
     }
 
     fn reserve(&self, _size: u64, _mode: Storage) -> Result<Block, DriverError> {
@@ -146,11 +143,11 @@ impl Memory for Metal {
     fn decommit(&self, _span: BlockId, _offset: u64, _len: u64) {}
 
     fn wire(&self, block: BlockId, _offset: u64, _len: u64) -> Result<(), DriverError> {
-        autoreleasepool(|_| self.regions.wire(block))
+        pooled(|| self.regions.wire(block))
     }
 
     fn unwire(&self, block: BlockId, _offset: u64, _len: u64) {
-        autoreleasepool(|_| self.regions.wiring.forget(block));
+        pooled(|| self.regions.wiring.forget(block));
     }
 
     fn reached(&self, queue: QueueId) -> Ticket {
@@ -171,7 +168,7 @@ unsafe impl Backend for Metal {
     }
 
     fn budget(&self) -> Budget {
-        autoreleasepool(|_| self.gpu.budget())
+        pooled(|| self.gpu.budget())
     }
 
     fn supports(&self, dtype: Dtype) -> bool {
@@ -179,15 +176,15 @@ unsafe impl Backend for Metal {
     }
 
     unsafe fn import(&self, address: *mut u8, len: u64) -> Result<Block, ImportError> {
-        autoreleasepool(|_| self.regions.import(address as u64, len))
+        pooled(|| self.regions.import(address as u64, len))
     }
 
     fn forget(&self, block: Block) {
-        autoreleasepool(|_| self.regions.remove(&block));
+        pooled(|| self.regions.remove(&block));
     }
 
     fn open_queue(&self) -> Result<QueueId, DriverError> {
-        autoreleasepool(|_| {
+        pooled(|| {
             self.queues.add(|index| {
                 let shared = self.queues.iter().nth(index % QUEUES).filter(|_| index >= QUEUES);
                 Queue::open(&self.gpu, shared.map(|queue| &**queue), &self.lost)
@@ -205,7 +202,7 @@ unsafe impl Backend for Metal {
         };
         let how = How { barriers: true, copiers: Some(&self.copiers) };
         let other = |other: QueueId| self.queues.get(other).map(|queue| &**queue);
-        autoreleasepool(|_| queue.submit(batch, (&self.gpu, &self.regions, how), other))
+        pooled(|| queue.submit(batch, (&self.gpu, &self.regions, how), other))
     }
 
     fn kick(&self, _queue: QueueId) {
@@ -236,7 +233,7 @@ unsafe impl Backend for Metal {
 
     fn compile_source(&self, source: &Source) -> Result<(Pipeline, Signature), CompileError> {
         let (text, entry) = (&source.text, source.entry.as_deref());
-        let (user, signature) = autoreleasepool(|_| match source.language {
+        let (user, signature) = pooled(|| match source.language {
             Language::Wgsl => {
                 let user = crate::wgsl::source::read(text, entry, self.gpu.features())?;
                 Ok::<_, CompileError>((User::compile(&self.gpu, &user)?, user.signature))
@@ -255,7 +252,7 @@ unsafe impl Backend for Metal {
         let Program::Compiled(pipeline) = &dispatch.program else {
             return Err(CompileError::new("Metal devices run WGSL or MSL, not closures"));
         };
-        autoreleasepool(|_| match pipeline.0.downcast_ref::<Compiled<Gpu>>() {
+        pooled(|| match pipeline.0.downcast_ref::<Compiled<Gpu>>() {
             Some(Compiled::Expression(expression)) => {
                 expression.prepare(dispatch, || self.ranges())
             }

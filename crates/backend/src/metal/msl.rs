@@ -81,7 +81,8 @@ pub(super) fn write(text: &Text<'_>) -> Result<Msl, CompileError> {
         ..Default::default()
     };
     let (body, info) = msl::write_string(module, text.info, &options, &pipeline).map_err(wrong)?;
-    let entry = match info.entry_point_names.get(index) {
+    // Only one was asked for.
+    let entry = match info.entry_point_names.first() {
         Some(Ok(name)) => name.clone(),
         Some(Err(error)) => return Err(wrong(error)),
         None => return Err(wrong("the entry point was not written")),

@@ -21,6 +21,7 @@ use objc2_metal::{
 use super::device::{Gpu, Object, nothing};
 use super::encode::{Commands, Ranges};
 use super::memory::{Buffer, Regions};
+use super::pool::pooled;
 use crate::gpu::{Encoder, How, waits};
 use crate::queues::Failures;
 use crate::seam::{Batch, Command, Failure, WaitError};
@@ -130,34 +131,51 @@ fn label(commands: &[Command]) -> String {
     if labels.is_empty() { "copy".to_owned() } else { labels.join(", ") }
 }
 
+impl Timeline {
+    /// Notes why a command buffer failed, if it has.
+    fn note(
+        &self,
+        ticket: Ticket,
+        commands: &[Command],
+        buffer: &ProtocolObject<dyn MTLCommandBuffer>,
+    ) {
+        if buffer.status() != MTLCommandBufferStatus::Error {
+            return;
+        }
+        let (code, text) = buffer.error().map_or((0, "no error is given".to_owned()), |error| {
+            (error.code(), error.localizedDescription().to_string())
+        });
+        let reason = format!("the command buffer failed with code {code}: {text}");
+        self.failures.push(&label(commands), reason);
+        let fatal = [MTLCommandBufferError::DeviceRemoved, MTLCommandBufferError::AccessRevoked];
+        if fatal.iter().any(|fatal| fatal.0 as isize == code) {
+            let call = "MTLCommandBuffer.error";
+            let _ = self.lost.set(DriverError { call, code: code as i64 });
+        }
+        // What waits for it must not wait for ever.
+        if self.event.signaledValue() < ticket {
+            self.event.setSignaledValue(ticket);
+        }
+    }
+
+    /// Runs what may panic, and tells it as a failure of the work.
+    fn guarded(&self, what: &str, reason: &str, work: impl FnOnce()) {
+        if catch_unwind(AssertUnwindSafe(work)).is_err() {
+            self.failures.push(what, reason.to_owned());
+        }
+    }
+}
+
 impl Flight {
     /// What a completion handler does. It never unwinds: Objective-C is below it.
     fn land(self, buffer: &ProtocolObject<dyn MTLCommandBuffer>) {
         let Self { timeline, ticket, commands, buffers, keep } = self;
-        if buffer.status() == MTLCommandBufferStatus::Error {
-            let (code, text) =
-                buffer.error().map_or((0, "no error is given".to_owned()), |error| {
-                    (error.code(), error.localizedDescription().to_string())
-                });
-            let reason = format!("the command buffer failed with code {code}: {text}");
-            timeline.failures.push(&label(&commands), reason);
-            let fatal =
-                [MTLCommandBufferError::DeviceRemoved, MTLCommandBufferError::AccessRevoked];
-            if fatal.iter().any(|fatal| fatal.0 as isize == code) {
-                let call = "MTLCommandBuffer.error";
-                let _ = timeline.lost.set(DriverError { call, code: code as i64 });
-            }
-            // What waits for it must not wait for ever.
-            if timeline.event.signaledValue() < ticket {
-                timeline.event.setSignaledValue(ticket);
-            }
-        }
+        let panicked = "asking Metal how the work ended panicked";
+        timeline.guarded("completion", panicked, || timeline.note(ticket, &commands, buffer));
         timeline.reach(ticket);
         drop((commands, buffers));
-        if catch_unwind(AssertUnwindSafe(|| drop(keep))).is_err() {
-            let reason = "a value that the work kept alive panicked when dropped".to_owned();
-            timeline.failures.push("drop", reason);
-        }
+        let panicked = "a value that the work kept alive panicked when dropped";
+        timeline.guarded("drop", panicked, || drop(keep));
         timeline.land(ticket);
     }
 }
@@ -167,8 +185,9 @@ pub(super) struct Queue {
     /// Orders the encoders of its command buffers.
     fence: Object<dyn MTLFence>,
     timeline: Arc<Timeline>,
-    /// One batch is written at a time: tickets are in the order of their command buffers.
-    writing: Mutex<()>,
+    /// One batch is written at a time: tickets are in the order of their command buffers. Whether
+    /// one that was committed updates the fence: before that there is nothing to wait for.
+    fenced: Mutex<bool>,
 }
 
 impl Queue {
@@ -186,10 +205,7 @@ impl Queue {
                 raw.ok_or_else(|| nothing(call))?
             }
         };
-        let fence = match shared {
-            Some(shared) => shared.fence.clone(),
-            None => gpu.raw.newFence().ok_or_else(|| nothing("newFence"))?,
-        };
+        let fence = gpu.raw.newFence().ok_or_else(|| nothing("newFence"))?;
         let event = gpu.raw.newSharedEvent().ok_or_else(|| nothing("newSharedEvent"))?;
         let timeline = Timeline {
             event,
@@ -201,7 +217,7 @@ impl Queue {
             failures: Failures::default(),
             lost: Arc::clone(lost),
         };
-        Ok(Self { raw, fence, timeline: Arc::new(timeline), writing: Mutex::default() })
+        Ok(Self { raw, fence, timeline: Arc::new(timeline), fenced: Mutex::default() })
     }
 
     pub(super) fn submitted(&self) -> Ticket {
@@ -220,7 +236,7 @@ impl Queue {
         (gpu, regions, how): (&Gpu, &Regions, How<'_>),
         other: impl Fn(QueueId) -> Option<&'q Self>,
     ) -> Result<Ticket, DriverError> {
-        let _writing = lock(&self.writing);
+        let mut fenced = lock(&self.fenced);
         let raw = self.raw.commandBufferWithUnretainedReferences();
         let raw = raw.ok_or_else(|| nothing("commandBufferWithUnretainedReferences"))?;
         for (queue, ticket) in waits(&batch.commands) {
@@ -229,10 +245,10 @@ impl Queue {
             }
         }
         let ranges = Ranges { held: regions.held(), gpu };
-        let mut encoder = Encoder::new(Commands::new(ranges, &raw, &self.fence), how);
+        let mut encoder = Encoder::new(Commands::new(ranges, &raw, (&self.fence, *fenced)), how);
         encoder.batch(&batch.commands)?;
         let buffers = std::mem::take(&mut encoder.recorder.kept);
-        drop(encoder);
+        let updates = encoder.recorder.end();
         let ticket = self.submitted() + 1;
         raw.encodeSignalEvent_value(event(&self.timeline), ticket);
         raw.setLabel(Some(&NSString::from_str(&label(&batch.commands))));
@@ -243,18 +259,20 @@ impl Queue {
         let handler = RcBlock::new(move |buffer: NonNull<ProtocolObject<dyn MTLCommandBuffer>>| {
             LANDING.set(true);
             // It must not unwind into Objective-C; what may panic is caught and told inside.
-            let _ = catch_unwind(AssertUnwindSafe(|| {
+            let land = || {
                 if let Some(flight) = lock(&flight).take() {
                     // SAFETY: Metal hands the command buffer that is done, which lives meanwhile.
                     flight.land(unsafe { buffer.as_ref() });
                 }
-            }));
+            };
+            let _ = catch_unwind(AssertUnwindSafe(|| pooled(land)));
             LANDING.set(false);
         });
         // SAFETY: Metal copies the block, calls it once, on a thread of its own; what is in it may be
         // sent there.
         unsafe { raw.addCompletedHandler(RcBlock::as_ptr(&handler)) };
         raw.commit();
+        *fenced |= updates;
         // Last: who sees the ticket may have other work wait for it, behind it on a shared queue.
         self.timeline.submitted.store(ticket, Ordering::Release);
         Ok(ticket)

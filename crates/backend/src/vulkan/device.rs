@@ -11,7 +11,7 @@ use super::spirv::FloatControls;
 use super::types::{self, Types};
 use crate::apis::{Listed, OpenError};
 use crate::gpu::{Copies, KernelLimits};
-use crate::wgsl::Features;
+use crate::wgsl::{Features, MOST_WORDS};
 
 /// Queues of the driver that ours are spread over.
 const MOST_QUEUES: u32 = 8;
@@ -257,7 +257,7 @@ fn facts(
     let features = Features {
         int64: wanted.features.shader_int64 == vk::TRUE,
         float64: wanted.features.shader_float64 == vk::TRUE,
-        words: limits.kernels.immediates as usize / 4,
+        words: (limits.kernels.immediates as usize / 4).min(MOST_WORDS),
         // A power of two, for the trees of folds.
         group: 1 << group.max(32).ilog2(),
     };

@@ -16,6 +16,9 @@ use crate::ir::{Kernel, Output};
 
 pub(crate) use fold::partial_words;
 
+/// 32-bit words of arguments that any device may have: naga counts no more.
+pub(crate) const MOST_WORDS: usize = 64;
+
 /// What the language may use on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Features {

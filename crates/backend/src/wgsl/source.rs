@@ -4,7 +4,7 @@ use aquifer_core::Access;
 use naga::valid::{Capabilities, GlobalUse, ModuleInfo, ValidationFlags, Validator};
 use naga::{AddressSpace, Module, ScalarKind, ShaderStage, StorageAccess, TypeInner};
 
-use super::Features;
+use super::{Features, MOST_WORDS};
 use crate::dtype::Dtype;
 use crate::seam::{Argument, CompileError, Signature, Source};
 
@@ -54,6 +54,16 @@ pub(crate) fn parse(
     let module = naga::front::wgsl::Frontend::new_with_options(options)
         .parse(text)
         .map_err(|error| wrong(error.emit_to_string_with_path(text, "kernel.wgsl")))?;
+    // Before it is validated: naga counts no more than these.
+    for (_, global) in module.global_variables.iter() {
+        let bytes = module.types[global.ty].inner.size(module.to_ctx());
+        if global.space == AddressSpace::Immediate && bytes as usize > MOST_WORDS * 4 {
+            return Err(wrong(format!(
+                "{bytes} bytes of immediates are above the {} that a kernel has at most: pass an array",
+                MOST_WORDS * 4
+            )));
+        }
+    }
     let mut flags = ValidationFlags::all();
     flags.set(ValidationFlags::CONTROL_FLOW_UNIFORMITY, !own);
     let info = Validator::new(flags, capabilities)
@@ -103,7 +113,7 @@ fn scalars(module: &Module, inner: &TypeInner) -> Result<Vec<Scalar>, CompileErr
 /// # Errors
 /// The text's own faults, with their lines.
 pub fn signature(source: &Source) -> Result<Signature, CompileError> {
-    let all = Features { int64: true, float64: true, words: 64, group: 256 };
+    let all = Features { int64: true, float64: true, words: MOST_WORDS, group: 256 };
     read(&source.text, source.entry.as_deref(), all).map(|kernel| kernel.signature)
 }
 
