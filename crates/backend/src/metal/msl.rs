@@ -29,6 +29,37 @@ fn wrong(error: impl std::fmt::Display) -> CompileError {
     CompileError::new(format!("MSL: {error}"))
 }
 
+/// The text with the numbers in naga's guards of 64-bit divisions in the type of what is divided:
+/// naga 30 writes 32-bit ones, which Metal's compiler calls ambiguous (wgpu issue 10277).
+fn typed_guards(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut wide: Option<&str> = None;
+    for line in text.split_inclusive('\n') {
+        let name = ["naga_div(", "naga_mod("].iter().find_map(|name| line.find(name));
+        match name.map(|at| line[..at].trim()) {
+            // The head of a guard begins with its type.
+            Some(kind) if !line.starts_with(' ') && line.trim_end().ends_with('{') => {
+                wide = (kind.contains("long") && !kind.contains(' ')).then_some(kind);
+            }
+            _ => {}
+        }
+        match wide {
+            Some(kind) if line.contains("metal::select(rhs, 1") => {
+                let typed = |number: &str| format!("{kind}({number})");
+                out.push_str(
+                    &line
+                        .replace("(rhs, 1u, rhs == 0u)", "(rhs, 1, rhs == 0)")
+                        .replace("(rhs, 1, ", &format!("(rhs, {}, ", typed("1")))
+                        .replace("rhs == -1)", &format!("rhs == {})", typed("-1")))
+                        .replace("rhs == 0)", &format!("rhs == {})", typed("0"))),
+                );
+            }
+            _ => out.push_str(line),
+        }
+    }
+    out
+}
+
 /// Writes one entry point. The immediates come after the buffers, then the buffers' sizes.
 pub(super) fn write(text: &Text<'_>) -> Result<Msl, CompileError> {
     let (module, entries) = (text.module, &text.module.entry_points);
@@ -90,7 +121,7 @@ pub(super) fn write(text: &Text<'_>) -> Result<Msl, CompileError> {
     Ok(Msl {
         sizes: body.contains("_buffer_sizes [[").then(|| (u32::from(sizes), runtime)),
         immediates: (text.immediates > 0).then_some(u32::from(immediates)),
-        text: format!("{STRICT}{body}"),
+        text: format!("{STRICT}{}", typed_guards(&body)),
         entry,
         threadgroup,
         workgroup: entries[index].workgroup_size,

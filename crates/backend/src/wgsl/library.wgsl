@@ -408,9 +408,68 @@ fn tanh_f32(x: f32) -> f32 {
     return select(select(signed, near, size < 0.625), x, is_nan_f32(x) || x == 0.0);
 }
 
-// Where there is no f64: the relative error grows with the size of y * log(x).
+// Sums and products of f32 with what rounding lost, which is exact where nothing overflows.
+fn two_sum(a: f32, b: f32) -> vec2<f32> {
+    let s = a + b;
+    let t = s - a;
+    return vec2<f32>(s, (a - (s - t)) + (b - t));
+}
+
+fn halves_f32(a: f32) -> vec2<f32> {
+    let t = a * 4097.0;
+    let h = t - (t - a);
+    return vec2<f32>(h, a - h);
+}
+
+fn two_product(a: f32, b: f32) -> vec2<f32> {
+    let p = a * b;
+    let x = halves_f32(a);
+    let y = halves_f32(b);
+    return vec2<f32>(p, ((x.x * y.x - p) + x.x * y.y + x.y * y.x) + x.y * y.y);
+}
+
+// log2 of a positive finite number in two parts, to about 30 bits: 2 atanh((m - 1) / (m + 1)).
+fn log2_parts_f32(x: f32) -> vec2<f32> {
+    let parts = parts_f32(x);
+    let d = parts.m;
+    let q = two_sum(d, 2.0);
+    let s = d / q.x;
+    let back = two_product(s, q.x);
+    let rest = ((d - back.x) - back.y - s * q.y) / q.x;
+    let z = s * s;
+    let series = ((((0.18181818 * z + 0.22222222) * z + 0.2857142857) * z + 0.4) * z + 0.6666666667)
+        * z;
+    let log = two_sum(2.0 * s, s * series + 2.0 * rest);
+    // 1 / ln(2) in two parts.
+    let wide = two_product(log.x, 1.4426950216);
+    let sum = two_sum(parts.e, wide.x);
+    let low = sum.y + (wide.y + log.x * 1.9259629911e-8 + log.y * 1.4426950216);
+    return two_sum(sum.x, low);
+}
+
+// 2^(high + low) for a low part that is small beside 1.
+fn exp2_parts_f32(high: f32, low: f32) -> f32 {
+    let bounded = clamp(high, -160.0, 140.0);
+    let n = round(bounded);
+    let r = (bounded - n) + select(low, 0.0, bounded != high);
+    let y = ((((((1.525273e-5 * r + 1.540353e-4) * r + 1.333355815e-3) * r + 9.618129108e-3) * r
+        + 5.550410866e-2) * r + 2.402265070e-1) * r + 6.931471806e-1) * r + 1.0;
+    // In two steps, so that neither scale leaves the range.
+    let whole = i32(n);
+    let half = whole / 2;
+    return y * bitcast<f32>(u32(half + 127) << 23u) * bitcast<f32>(u32(whole - half + 127) << 23u);
+}
+
+// Where there is no f64.
 fn pow_plain_f32(x: f32, y: f32) -> f32 {
-    let positive = exp_f32(y * log_f32(abs(x)));
+    let size = abs(x);
+    let edge = size == 0.0 || is_inf_f32(x) || is_nan_f32(x) || is_inf_f32(y) || is_nan_f32(y);
+    // Beyond this every power of what is not 1 is out of range.
+    let power = clamp(y, -1.0e12, 1.0e12);
+    let log = log2_parts_f32(select(size, 1.0, edge));
+    let product = two_product(power, log.x);
+    let near = exp2_parts_f32(product.x, product.y + power * log.y);
+    let positive = select(near, exp_f32(y * log_f32(size)), edge);
     let whole = floor(y) == y;
     let odd = whole && abs(y) < 16777216.0 && (i32(y) & 1) == 1;
     let signed = select(positive, -positive, odd && bitcast<i32>(x) < 0);
