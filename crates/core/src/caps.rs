@@ -97,6 +97,8 @@ pub struct Caps {
     pub subnormals: bool,
     /// The device can keep memory resident.
     pub can_wire: bool,
+    /// It does so by whole blocks: a block is resident while any live part of it is to be.
+    pub wires_blocks: bool,
     /// Alignment in bytes of an array that a kernel of the user's own is bound to; a view that lies
     /// otherwise is copied for it.
     pub binding_alignment: u64,
@@ -124,6 +126,7 @@ impl Caps {
             imports_files: true,
             subnormals: true,
             can_wire: true,
+            wires_blocks: false,
             binding_alignment: 1,
             queues: u32::MAX,
             host_kernels: true,

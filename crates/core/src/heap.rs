@@ -153,6 +153,12 @@ impl Heap {
         (block.id, block.address)
     }
 
+    /// Bytes of the block that a node lies in.
+    #[inline]
+    pub(crate) fn block_size(&self, id: u32) -> u64 {
+        self.regions[self.node(id).region as usize].block.as_ref().map_or(0, |block| block.size)
+    }
+
     /// Adds a span (bare) or a block (idle) as one node.
     pub(crate) fn add_region(&mut self, block: Block, age: u64) -> u32 {
         let (size, state) =
@@ -605,6 +611,7 @@ impl Heap {
                     State::Spare => unreachable!(),
                 }
                 sums.wired += if node.wired { node.size } else { 0 };
+                sums.wired_nodes += u64::from(node.wired);
                 assert!(!node.wired || node.state == State::Live);
                 (offset, before, id) = (node.end(), id, node.after);
             }
@@ -624,4 +631,5 @@ pub(crate) struct HeapSums {
     pub(crate) bare: u64,
     pub(crate) live: u64,
     pub(crate) wired: u64,
+    pub(crate) wired_nodes: u64,
 }

@@ -478,7 +478,7 @@ impl Pool {
     /// Linear in what is held; for tests.
     pub fn check(&self) {
         self.ledger.check();
-        let (mut held, mut live, mut wired) = (0, 0, 0);
+        let (mut held, mut live, mut wired, mut parts) = (0, 0, 0, 0);
         for arena in &self.arenas {
             let sums = arena.heap.check();
             let (slots, slabs) = arena.slabs.check();
@@ -486,13 +486,19 @@ impl Pool {
             held += sums.space - sums.bare + whole + arena.blocks.cached;
             live += sums.live - slabs + slots + whole;
             wired += sums.wired;
+            parts += sums.wired_nodes;
         }
         assert_eq!(live, self.ledger.active, "what is live is what is charged");
         assert_eq!(held, self.ledger.reserved, "what is held is what the driver gave");
         let stats = self.stats();
         assert_eq!(stats.reserved, stats.active + stats.cache + stats.slack);
         assert!(self.wired <= self.limits.wired && self.wired_mapped <= self.wired);
-        assert!(self.reuse == Reuse::Blocks || wired + self.wired_mapped == self.wired);
+        if self.caps.wires_blocks || self.reuse == Reuse::Blocks {
+            wired = self.wired_blocks.values().map(|block| block.size).sum();
+            let counted: u64 = self.wired_blocks.values().map(|block| u64::from(block.parts)).sum();
+            assert!(self.reuse == Reuse::Blocks || counted == parts, "every part is counted");
+        }
+        assert_eq!(wired + self.wired_mapped, self.wired);
         assert!(stats.pending <= stats.cache + stats.slack);
         let noted = self.pending.notes().map(|note| self.noted_bytes(note)).sum::<u64>();
         assert_eq!(noted, stats.pending, "every pending range has its note");
@@ -500,4 +506,4 @@ impl Pool {
     }
 }
 
-mod wiring;
+pub(crate) mod wiring;

@@ -15,6 +15,7 @@ use crate::caps::{Caps, Storage};
 use crate::hazard::{QueueId, Stamp, Stamps, Ticket};
 use crate::heap::Heap;
 use crate::ledger::{LabelId, LabelRow, Ledger};
+use crate::limits::wiring::WiredBlock;
 use crate::memory::{BlockId, DriverError, Memory};
 use crate::pending::{Note, Pending, Target};
 use crate::size::{PAGE, allocation_size};
@@ -286,8 +287,8 @@ pub struct Pool {
     pub(crate) high_water: u64,
     pub(crate) wired: u64,
     pub(crate) wired_mapped: u64,
-    /// Whole blocks that are wired, with their sizes.
-    pub(crate) wired_blocks: BTreeMap<BlockId, u64>,
+    /// Blocks that are wired whole.
+    pub(crate) wired_blocks: BTreeMap<BlockId, WiredBlock>,
     pub(crate) mappings: Vec<Option<crate::limits::Mapping>>,
     clock: u64,
 }
@@ -565,7 +566,7 @@ impl Pool {
                 self.free_node((mode, node), stamps, age);
             }
             Place::Whole(place) => {
-                self.unwire_block(device, block, size);
+                self.unwire_block(device, block);
                 self.free_whole((mode, place), stamps, age);
             }
         }

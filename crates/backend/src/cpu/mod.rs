@@ -81,6 +81,7 @@ impl Cpu {
             imports_files: true,
             subnormals: true,
             can_wire: true,
+            wires_blocks: false,
             binding_alignment: 1,
             queues: u32::MAX,
             host_kernels: true,

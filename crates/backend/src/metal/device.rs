@@ -84,6 +84,7 @@ impl Gpu {
             // Metal promises nothing of them.
             subnormals: false,
             can_wire: residency,
+            wires_blocks: true,
             binding_alignment: limits.align,
             queues: super::QUEUES as u32,
             host_kernels: false,

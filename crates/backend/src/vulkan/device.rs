@@ -275,6 +275,7 @@ fn facts(
         imports_files: types.unified && limits.import_alignment.is_some(),
         subnormals: wanted.controls.iter().all(|(_, controls)| controls.denormals),
         can_wire: false,
+        wires_blocks: false,
         binding_alignment: limits.kernels.align,
         queues,
         host_kernels: false,

@@ -9,6 +9,14 @@ use crate::pool::Pool;
 
 use super::Mapping;
 
+/// A block that is wired as a whole.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WiredBlock {
+    pub(crate) size: u64,
+    /// Live parts of it that want it so.
+    pub(crate) parts: u32,
+}
+
 impl Pool {
     fn room_to_wire(&self, size: u64) -> bool {
         self.caps.can_wire && self.wired + size <= self.limits.wired
@@ -21,33 +29,62 @@ impl Pool {
         }
         let heap = &mut self.arenas[mode].heap;
         let (size, offset, block) = (heap.node(id).size, heap.node(id).offset, heap.place(id).0);
-        if self.room_to_wire(size) && device.wire(block, offset, size).is_ok() {
-            self.arenas[mode].heap.node_mut(id).wired = true;
-            self.wired += size;
-        }
+        let wired = if self.caps.wires_blocks {
+            let whole = heap.block_size(id);
+            self.wire_block(device, block, whole)
+        } else {
+            let wired = self.room_to_wire(size) && device.wire(block, offset, size).is_ok();
+            self.wired += if wired { size } else { 0 };
+            wired
+        };
+        self.arenas[mode].heap.node_mut(id).wired = wired;
     }
 
     #[inline]
     pub(crate) fn unwire_node<M: Memory + ?Sized>(&mut self, device: &M, mode: usize, id: u32) {
         let heap = &mut self.arenas[mode].heap;
-        if heap.node(id).wired {
-            let (block, node) = (heap.place(id).0, heap.node_mut(id));
-            node.wired = false;
-            self.wired -= node.size;
-            device.unwire(block, node.offset, node.size);
+        if !heap.node(id).wired {
+            return;
+        }
+        let (block, node) = (heap.place(id).0, heap.node_mut(id));
+        node.wired = false;
+        let (offset, size) = (node.offset, node.size);
+        if self.caps.wires_blocks {
+            self.unwire_block(device, block);
+        } else {
+            self.wired -= size;
+            device.unwire(block, offset, size);
         }
     }
 
-    /// The founding policy wires blocks while they are live: its blocks are few and whole.
-    pub(crate) fn wire_block<M: Memory + ?Sized>(&mut self, device: &M, id: BlockId, size: u64) {
-        if self.limits.wired > 0 && self.room_to_wire(size) && device.wire(id, 0, size).is_ok() {
+    /// Wires a block as a whole, or counts one more part of it that wants it; whether it is wired.
+    /// The founding policy always does: its blocks are few and whole.
+    pub(crate) fn wire_block<M: Memory + ?Sized>(
+        &mut self,
+        device: &M,
+        id: BlockId,
+        size: u64,
+    ) -> bool {
+        if let Some(block) = self.wired_blocks.get_mut(&id) {
+            block.parts += 1;
+            return true;
+        }
+        let wired =
+            self.limits.wired > 0 && self.room_to_wire(size) && device.wire(id, 0, size).is_ok();
+        if wired {
             self.wired += size;
-            self.wired_blocks.insert(id, size);
+            self.wired_blocks.insert(id, WiredBlock { size, parts: 1 });
         }
+        wired
     }
 
-    pub(crate) fn unwire_block<M: Memory + ?Sized>(&mut self, device: &M, id: BlockId, size: u64) {
-        if self.wired_blocks.remove(&id).is_some() {
+    /// Undoes one [`wire_block`](Self::wire_block), if the block is wired.
+    pub(crate) fn unwire_block<M: Memory + ?Sized>(&mut self, device: &M, id: BlockId) {
+        let Some(block) = self.wired_blocks.get_mut(&id) else { return };
+        block.parts -= 1;
+        if block.parts == 0 {
+            let size = block.size;
+            self.wired_blocks.remove(&id);
             self.wired -= size;
             device.unwire(id, 0, size);
         }
@@ -85,9 +122,9 @@ impl Pool {
             }
         }
         while self.wired > self.limits.wired
-            && let Some((&id, &size)) = self.wired_blocks.last_key_value()
+            && let Some((&id, _)) = self.wired_blocks.last_key_value()
         {
-            self.unwire_block(device, id, size);
+            self.unwire_block(device, id);
         }
         let mut mappings = std::mem::take(&mut self.mappings);
         for mapping in mappings.iter_mut().rev().flatten() {
