@@ -609,7 +609,7 @@ impl Device {
         self.0.any_untold.store(true, Ordering::Release);
     }
 
-    /// Takes the next failure of work on a queue.
+    /// Takes the next failure of work on a queue; of a lost device, that it is lost.
     pub(crate) fn check_failure(&self, queue: QueueId) -> Result<()> {
         if self.0.any_untold.load(Ordering::Acquire) {
             let mut untold = self.0.untold.lock();
@@ -619,8 +619,12 @@ impl Device {
                 return Err(error);
             }
         }
-        match self.0.backend.take_failure(queue) {
-            Some(failure) => Err(Error::new(Inner::Work(failure))),
+        if let Some(failure) = self.0.backend.take_failure(queue) {
+            return Err(Error::new(Inner::Work(failure)));
+        }
+        // Work of a lost device is over without having been done.
+        match self.0.backend.lost() {
+            Some(error) => Err(Error::from(WaitError::Lost(error))),
             None => Ok(()),
         }
     }

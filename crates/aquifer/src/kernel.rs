@@ -128,7 +128,7 @@ pub struct Kernel {
     device: Device,
     name: String,
     program: Program,
-    /// What its WGSL takes.
+    /// What its source takes.
     signature: Option<Signature>,
 }
 
@@ -156,7 +156,7 @@ pub fn write<T: Element, M: Mode>(array: &Array<T, M>) -> Arg<'_> {
     arg(array, Some(Access::Write))
 }
 
-/// An array; what the kernel does with it is in its WGSL.
+/// An array; what the kernel does with it is in its source.
 pub fn array<T: Element, M: Mode>(array: &Array<T, M>) -> Arg<'_> {
     arg(array, None)
 }
@@ -402,7 +402,7 @@ impl Kernel {
     fn check_scalar(&self, index: usize, dtype: Dtype) -> Result<()> {
         match self.scalars().and_then(|scalars| scalars.get(index).copied()) {
             Some(wanted) if wanted != dtype => {
-                self.wrong(format!("scalar {index} is {wanted} in the WGSL, not {dtype}"))
+                self.wrong(format!("scalar {index} is {wanted} in its source, not {dtype}"))
             }
             _ => Ok(()),
         }
@@ -423,7 +423,7 @@ impl Kernel {
             return Ok(said.unwrap_or(Access::Read));
         };
         if said == Some(Access::Read) && access == Access::Write {
-            return self.wrong(format!("array {index} is written by the WGSL: use write()"));
+            return self.wrong(format!("array {index} is written by its source: use write()"));
         }
         let dtype = binding.dtype;
         // Elements of less than a word are seen as words; a bool is only ever written as one.
@@ -433,7 +433,7 @@ impl Kernel {
             let wanted =
                 element.map_or_else(|| "no bool".to_owned(), |element| element.to_string());
             return self
-                .wrong(format!("array {index} has elements of {dtype}; the WGSL: {wanted}"));
+                .wrong(format!("array {index} has elements of {dtype}; its source: {wanted}"));
         }
         Ok(access)
     }
@@ -448,7 +448,7 @@ impl Kernel {
             let seen = if padded { len.next_multiple_of(4) } else { len };
             if len == 0 || seen < least {
                 return self
-                    .wrong(format!("array {index} has {len} bytes; the WGSL needs {least}"));
+                    .wrong(format!("array {index} has {len} bytes; its source needs {least}"));
             }
         }
         Ok(())

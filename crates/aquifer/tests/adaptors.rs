@@ -75,6 +75,11 @@ fn a_lost_device_ends_waits() {
     assert!(matches!(error.kind(), ErrorKind::Lost), "{error}");
     let _again = a.map(|x| x.cos()).unwrap();
     assert!(device.synchronize().is_err());
+    // Also where the work was over before anybody asked.
+    let b = Array::<f32>::ones(&device, [10]).unwrap();
+    device.submit().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    assert!(matches!(b.get(3).unwrap_err().kind(), ErrorKind::Lost));
 }
 
 /// C.3, peer list "what none of them tests": on a refusal recorded work is submitted, the cache

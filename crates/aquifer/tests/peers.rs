@@ -186,6 +186,9 @@ unsafe impl Backend for SlowCompiler {
     ) -> Result<(), WaitError> {
         self.0.wait(queue, ticket, timeout)
     }
+    fn lost(&self) -> Option<DriverError> {
+        self.0.lost()
+    }
     fn take_failure(&self, queue: QueueId) -> Option<Failure> {
         self.0.take_failure(queue)
     }

@@ -62,6 +62,8 @@ macro_rules! pass_on {
         }
     };
     (wait) => {
+        pass_on! { memory: lost() -> Option<DriverError>; }
+
         fn wait(
             &self,
             queue: QueueId,
@@ -191,6 +193,11 @@ unsafe impl Backend for Failing {
         }
         self.inner.wait(queue, ticket, timeout)
     }
+
+    fn lost(&self) -> Option<DriverError> {
+        let lost = self.lost.load(Ordering::Relaxed);
+        lost.then_some(DriverError { call: "wait", code: Self::CODE })
+    }
 }
 
 /// Shows every queue's progress only when it is let: tickets are reached in truth, and seen late.
@@ -234,6 +241,8 @@ unsafe impl Backend for Slow {
     pass_on!(backend);
     pass_on!(calls);
     pass_on! { memory: caps() -> &Caps; budget() -> Budget; }
+
+    pass_on! { memory: lost() -> Option<DriverError>; }
 
     fn wait(
         &self,

@@ -171,7 +171,7 @@ pub fn kernels_are_checked(device: &Device) -> Result<()> {
     assert!(missing.contains("'copy'") && missing.contains("takes 2 arrays"), "{missing}");
     let halves = Array::<f16>::ones(device, [8])?;
     let wrong = copy.run(&[kernel::read(&halves), kernel::write(&b)], 8).unwrap_err().to_string();
-    assert!(wrong.contains("elements of f16; the WGSL: f32"), "{wrong}");
+    assert!(wrong.contains("elements of f16; its source: f32"), "{wrong}");
     if device.caps().host_kernels {
         let copy = device.kernel(KernelSource::cpu(closure).named("copy"))?;
         copy.run(&[], 8)?;

@@ -170,7 +170,7 @@ pub fn access_is_read_from_the_text(device: &Device) -> Result<()> {
         ],
         8,
     );
-    assert!(wrong.unwrap_err().to_string().contains("written by the WGSL"));
+    assert!(wrong.unwrap_err().to_string().contains("written by its source"));
     let guard = ys[0].read()?;
     run(&ys[0], &ys[1], 0.0)?;
     assert_eq!(guard[0], 1.0, "a guard that reads lets a kernel read");
@@ -245,7 +245,7 @@ pub fn bytes_are_seen_as_words(device: &Device) -> Result<()> {
     }
     let short = device.array(&[1u8; 16])?.slice(2..5)?;
     let error = fill.run(&[kernel::array(&short)], 8).unwrap_err().to_string();
-    assert!(error.contains("has 3 bytes; the WGSL needs 4"), "{error}");
+    assert!(error.contains("has 3 bytes; its source needs 4"), "{error}");
     let empty = Array::<u8>::zeros(device, [0])?;
     fill.run(&[kernel::array(&empty)], 0)?;
     assert!(fill.run(&[kernel::array(&empty)], 8).is_err());

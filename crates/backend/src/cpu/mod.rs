@@ -216,6 +216,10 @@ unsafe impl Backend for Cpu {
         }
     }
 
+    fn lost(&self) -> Option<DriverError> {
+        None
+    }
+
     fn take_failure(&self, queue: QueueId) -> Option<Failure> {
         self.queue(queue)?.take_failure()
     }

@@ -222,6 +222,10 @@ unsafe impl Backend for Metal {
         self.queues.get(queue).map_or(Ok(()), |queue| queue.wait(ticket, timeout))
     }
 
+    fn lost(&self) -> Option<DriverError> {
+        self.lost.get().cloned()
+    }
+
     fn take_failure(&self, queue: QueueId) -> Option<Failure> {
         self.queues.get(queue)?.take_failure()
     }

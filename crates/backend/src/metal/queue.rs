@@ -96,7 +96,7 @@ impl Timeline {
         self.changed.notify_all();
     }
 
-    /// The ticket that a wait waits for: inside a completion handler, which lands only when it
+    /// The ticket up to which all is done. Inside a completion handler, which lands only when it
     /// returns, work that is over is enough.
     fn done(&self) -> Ticket {
         let upto = if LANDING.get() { &self.reached } else { &self.landed };
@@ -145,12 +145,13 @@ impl Timeline {
         let (code, text) = buffer.error().map_or((0, "no error is given".to_owned()), |error| {
             (error.code(), error.localizedDescription().to_string())
         });
-        let reason = format!("the command buffer failed with code {code}: {text}");
-        self.failures.push(&label(commands), reason);
         let fatal = [MTLCommandBufferError::DeviceRemoved, MTLCommandBufferError::AccessRevoked];
         if fatal.iter().any(|fatal| fatal.0 as isize == code) {
             let call = "MTLCommandBuffer.error";
             let _ = self.lost.set(DriverError { call, code: code as i64 });
+        } else {
+            let reason = format!("the command buffer failed with code {code}: {text}");
+            self.failures.push(&label(commands), reason);
         }
         // What waits for it must not wait for ever.
         if self.event.signaledValue() < ticket {
@@ -226,7 +227,7 @@ impl Queue {
 
     /// The ticket up to which work is done.
     pub(super) fn reached(&self) -> Ticket {
-        self.timeline.reached.load(Ordering::Acquire)
+        self.timeline.done()
     }
 
     /// Writes a batch and hands it to Metal. On an error the batch is as it was.
@@ -236,6 +237,9 @@ impl Queue {
         (gpu, regions, how): (&Gpu, &Regions, How<'_>),
         other: impl Fn(QueueId) -> Option<&'q Self>,
     ) -> Result<Ticket, DriverError> {
+        if let Some(error) = self.timeline.lost.get() {
+            return Err(error.clone());
+        }
         let mut fenced = lock(&self.fenced);
         let raw = self.raw.commandBufferWithUnretainedReferences();
         let raw = raw.ok_or_else(|| nothing("commandBufferWithUnretainedReferences"))?;

@@ -335,6 +335,10 @@ unsafe impl Backend for Vulkan {
         self.queues.get(queue).map_or(Ok(()), |queue| queue.wait(ticket, timeout))
     }
 
+    fn lost(&self) -> Option<DriverError> {
+        self.driver.lost().cloned()
+    }
+
     fn take_failure(&self, queue: QueueId) -> Option<Failure> {
         self.queues.get(queue)?.take_failure()
     }

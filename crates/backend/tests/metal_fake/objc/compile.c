@@ -155,8 +155,8 @@ static void parameter(void *context, char *text) {
 }
 
 // The source with what C++ lacks put into its words: memory of a threadgroup that is declared
-// inside a kernel, and Metal's own pragmas.
-static void translate(struct text *out, const char *source) {
+// inside a kernel (`shared` stands for its keyword), and Metal's own pragmas.
+static void translate(struct text *out, const char *source, const char *shared) {
     static const char *pragmas[][2] = {
         {"#pragma METAL fp math_mode(safe)", "#pragma clang fp reassociate(off)"},
         {"#pragma METAL fp contract(off)", "#pragma clang fp contract(off)"},
@@ -176,7 +176,7 @@ static void translate(struct text *out, const char *source) {
         if (strchr("{;}", before) && !strncmp(at, threadgroup, strlen(threadgroup))) {
             size_t declared = strcspn(at, ";{");
             if (at[declared] == ';' && !memchr(at, '*', declared) && !memchr(at, '&', declared)) {
-                say(out, "static thread_local ");
+                say(out, "%s", shared);
                 at += strlen(threadgroup);
             }
         }
@@ -265,7 +265,8 @@ void *fake_compile(const char *source, bool safe_math, char **message) {
     snprintf(path, sizeof path, "%s.metal", base);
     struct text check = {0};
     say(&check, "#line 1 \"program_source\"\n");
-    append(&check, source, strlen(source));
+    // Threadgroup memory inside a function is OpenCL's in kernels alone, which take no classes.
+    translate(&check, source, "");
     write_file(path, check.bytes);
     free(check.bytes);
     // First as MSL: syntax, types and address spaces.
@@ -275,7 +276,7 @@ void *fake_compile(const char *source, bool safe_math, char **message) {
     __atomic_fetch_add(&checked, 1, __ATOMIC_SEQ_CST);
     struct text out = {0};
     say(&out, "#include <metal_stdlib>\n#line 1 \"program_source\"\n");
-    translate(&out, source);
+    translate(&out, source, "static thread_local ");
     struct found found;
     for (const char *at = source; (at = next_kernel(at, &found));) {
         struct wrapper wrapper = {0};

@@ -54,7 +54,6 @@ __attribute__((objc_root_class))
     NSUInteger size;
     id *items;
 }
-+ (NSArray *)newOf:(id)only;
 @end
 
 // Ends the process with a message: what Metal's own validation would do, or what would be a

@@ -211,15 +211,17 @@ id objc_autoreleaseReturnValue(id object) { return [object autorelease]; }
 @end
 
 @implementation NSArray
-+ (NSArray *)newOf:(id)only {
-    NSArray *array = [self alloc];
-    array->items = malloc(sizeof(id));
-    array->size = only != nil;
-    array->items[0] = [only retain];
-    return array;
+- (id)initWithObjects:(const id *)objects count:(NSUInteger)count {
+    size = count;
+    items = malloc((count + 1) * sizeof(id));
+    for (NSUInteger i = 0; i < count; i++) items[i] = [objects[i] retain];
+    return self;
 }
 - (NSUInteger)count {
     return size;
+}
+- (void)getObjects:(id *)objects {
+    memcpy(objects, items, size * sizeof(id));
 }
 - (id)objectAtIndex:(NSUInteger)index {
     if (index >= size) fake_abort("objectAtIndex: %lu of %lu", index, size);
