@@ -124,9 +124,14 @@ fn step(name: &str, arguments: &[&str], variables: &[(&str, &str)]) -> bool {
 fn examples() -> bool {
     EXAMPLES.iter().all(|(package, name)| {
         let arguments = ["run", "--quiet", "--locked", "--package", package, "--example", name];
-        let vulkan = std::env::var_os("VK_ICD_FILENAMES").is_some() && *package == "aquifer";
-        step(name, &arguments, &[("AQUIFER_DEVICE", "cpu")])
-            && (!vulkan || step(name, &arguments, &[("AQUIFER_DEVICE", "vulkan")]))
+        let mut devices = vec!["cpu"];
+        if *package == "aquifer" && std::env::var_os("VK_ICD_FILENAMES").is_some() {
+            devices.push("vulkan");
+        }
+        if *package == "aquifer" && cfg!(target_os = "macos") {
+            devices.push("metal");
+        }
+        devices.iter().all(|device| step(name, &arguments, &[("AQUIFER_DEVICE", device)]))
     })
 }
 

@@ -273,7 +273,7 @@ pub fn arguments_are_checked(device: &Device) -> Result<()> {
     refused(&[kernel::array(&flags), kernel::array(&y), one(), one()], "elements of bool");
     refused(
         &[kernel::array(&x), kernel::array(&y), one(), kernel::scalar(1u32)],
-        "f32 in the WGSL",
+        "f32 in its source",
     );
     refused(&[kernel::array(&x), kernel::array(&x), one(), one()], "overlaps");
     assert_eq!(device.recorded()?, recorded);
