@@ -57,6 +57,27 @@ impl KernelSource {
     /// `constant` array is read, any other written. Threadgroup memory is declared inside the
     /// kernel.
     ///
+    /// ```
+    /// use aquifer::prelude::*;
+    /// let text = "
+    ///     #include <metal_stdlib>
+    ///     kernel void scale(device float* y [[buffer(0)]], constant float& factor [[buffer(1)]],
+    ///                       constant uint& count [[buffer(2)]],
+    ///                       uint at [[thread_position_in_grid]]) {
+    ///         if (at < count) y[at] *= factor;
+    ///     }";
+    /// // SAFETY: the kernel keeps to `count`, which is the array's length below.
+    /// let source = unsafe { KernelSource::msl(text) };
+    /// let device = Device::open()?;
+    /// if device.caps().msl_kernels {
+    ///     let y = device.array(&[1.0f32, 2.0])?;
+    ///     let (factor, count) = (kernel::scalar(3.0f32), kernel::scalar(y.len() as u32));
+    ///     device.kernel(source)?.run(&[kernel::array(&y), factor, count], y.len())?;
+    ///     assert_eq!(y.to_vec()?, [3.0, 6.0]);
+    /// }
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
     /// # Safety
     /// The kernel touches no element outside of its arrays: nothing checks what MSL does.
     #[must_use]

@@ -20,6 +20,7 @@ mod metal;
 #[link(name = "CoreGraphics", kind = "framework")]
 unsafe extern "C" {}
 mod queues;
+mod reaper;
 mod seam;
 mod system;
 mod vulkan;

@@ -103,7 +103,8 @@ fn run(steps: &[Step]) -> bool {
 }
 
 fn metal() -> bool {
-    metal::lint(&root()) && metal::stand_in(&root())
+    let root = root();
+    metal::absent_elsewhere(&root) && metal::lint(&root) && metal::stand_in(&root)
 }
 
 fn step(name: &str, arguments: &[&str], variables: &[(&str, &str)]) -> bool {

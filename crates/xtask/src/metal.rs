@@ -60,6 +60,23 @@ pub(crate) fn lint(root: &Path) -> bool {
     })
 }
 
+/// A build for Linux has none of Objective-C's crates.
+pub(crate) fn absent_elsewhere(root: &Path) -> bool {
+    step("no Objective-C in a build for Linux", "tree", None, || {
+        let output = Command::new(cargo())
+            .args(["tree", "--workspace", "--locked", "--prefix", "none", "--edges", "all"])
+            .args(["--target", "x86_64-unknown-linux-gnu"])
+            .current_dir(root)
+            .output();
+        let Ok(output) = output else { return false };
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let foreign = |line: &&str| ["objc2", "block2"].iter().any(|name| line.starts_with(name));
+        let found: Vec<&str> = text.lines().filter(foreign).collect();
+        found.iter().for_each(|line| println!("{line}"));
+        output.status.success() && text.contains("naga") && found.is_empty()
+    })
+}
+
 /// Runs the back end against the stand-in: every case of the conformance suite, and what only it can
 /// show.
 pub(crate) fn stand_in(root: &Path) -> bool {

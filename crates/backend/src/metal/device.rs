@@ -13,6 +13,7 @@ use objc2_metal::{
 };
 
 use super::msl::{self, Msl};
+use super::pool::Pooled;
 use super::signature::Signed;
 use crate::gpu::{Compiler, Copies, KernelLimits, Text};
 use crate::seam::{Budget, CompileError};
@@ -42,7 +43,7 @@ pub(super) fn refused(call: &'static str, error: &NSError) -> DriverError {
 /// A device and what is known of it before it does anything.
 #[derive(Debug)]
 pub(super) struct Gpu {
-    pub(super) raw: Object<dyn MTLDevice>,
+    pub(super) raw: Pooled<Object<dyn MTLDevice>>,
     caps: Caps,
     limits: KernelLimits,
     features: Features,
@@ -96,7 +97,7 @@ impl Gpu {
             words: MOST_WORDS,
             group: 1 << GROUP.min(limits.invocations).max(32).ilog2(),
         };
-        Self { raw, caps, limits, features, residency }
+        Self { raw: Pooled::new(raw), caps, limits, features, residency }
     }
 
     /// What Metal recommends to use, and all memory of the machine (rule C.1); of a device with
@@ -166,7 +167,7 @@ impl Gpu {
         let each = signed.scalars.iter().enumerate();
         let each = each.map(|(place, (index, dtype))| (*index, offset(place), dtype.size() as u32));
         let pipeline = MetalPipeline {
-            state,
+            state: Pooled::new(state),
             threads: size(workgroup),
             buffers: signed.arrays.clone(),
             values: each.collect(),
@@ -186,7 +187,7 @@ pub(super) fn size(grid: [u32; 3]) -> MTLSize {
 /// A pipeline and where its arguments are bound.
 #[derive(Debug)]
 pub(super) struct MetalPipeline {
-    pub(super) state: Object<dyn MTLComputePipelineState>,
+    pub(super) state: Pooled<Object<dyn MTLComputePipelineState>>,
     pub(super) threads: MTLSize,
     /// The argument of each buffer.
     pub(super) buffers: Vec<u32>,
@@ -217,7 +218,7 @@ impl Compiler for Gpu {
         let Msl { text: source, entry, immediates, sizes, threadgroup, workgroup } =
             msl::write(text)?;
         Ok(MetalPipeline {
-            state: self.state(&source, &entry)?,
+            state: Pooled::new(self.state(&source, &entry)?),
             threads: size(workgroup),
             buffers: (0..text.bindings).collect(),
             values: immediates.map(|index| (index, 0, text.immediates)).into_iter().collect(),

@@ -25,6 +25,7 @@ use crate::dtype::Dtype;
 use crate::gpu::{Compiler, Copiers, Expression, How, Program as Compiled, User};
 use crate::ir::Kernel;
 use crate::queues::Queues;
+use crate::reaper::Reaper;
 use crate::seam::{
     Backend, Batch, Budget, CompileError, Dispatch, Failure, ImportError, Language, Pipeline,
     Program, Signature, Source, WaitError,
@@ -32,15 +33,20 @@ use crate::seam::{
 use device::{Gpu, Object};
 use encode::Ranges;
 use memory::Regions;
-use pool::pooled;
-use queue::Queue;
+use pool::{Pooled, pooled};
+use queue::{Landing, Queue};
 
 /// Command queues of Metal's that ours are spread over: a process has few.
 const QUEUES: usize = 16;
 
 /// A Metal device.
 #[derive(Debug)]
-pub struct Metal {
+pub struct Metal(Pooled<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    // In the order in which they go: the reaper may hold what is a queue's.
+    reaper: Reaper<Landing>,
     queues: Queues<Queue>,
     regions: Regions,
     copiers: Copiers,
@@ -77,13 +83,14 @@ impl Metal {
             let copiers = Copiers::new(&gpu).map_err(|error| {
                 OpenError::new(format!("{}: {}", gpu.caps().name, error.reason))
             })?;
-            Ok(Arc::new(Self {
+            Ok(Arc::new(Self(Pooled::new(Inner {
+                reaper: Reaper::default(),
                 queues: Queues::default(),
                 regions: Regions::new(Arc::clone(&gpu)),
                 copiers,
                 lost: Arc::default(),
                 gpu,
-            }))
+            }))))
         })
     }
 
@@ -108,13 +115,13 @@ impl Metal {
     }
 
     fn ranges(&self) -> Ranges<'_> {
-        Ranges { held: self.regions.held(), gpu: &self.gpu }
+        Ranges { held: self.0.regions.held(), gpu: &self.0.gpu }
     }
 }
 
-impl Drop for Metal {
+impl Drop for Inner {
     fn drop(&mut self) {
-        // What completion handlers still hold are not ours to wait for: they end by themselves.
+        // What completion handlers still hold is not ours to wait for: they end by themselves.
         for queue in self.queues.iter() {
             let _ = queue.wait(queue.submitted(), None);
         }
@@ -123,11 +130,11 @@ impl Drop for Metal {
 
 impl Memory for Metal {
     fn obtain(&self, size: u64, mode: Storage) -> Result<Block, DriverError> {
-        pooled(|| self.regions.obtain(size, mode))
+        pooled(|| self.0.regions.obtain(size, mode))
     }
 
     fn give_back(&self, block: Block) {
-        pooled(|| self.regions.remove(&block));
+        pooled(|| self.0.regions.remove(&block));
     }
 
     fn reserve(&self, _size: u64, _mode: Storage) -> Result<Block, DriverError> {
@@ -143,16 +150,16 @@ impl Memory for Metal {
     fn decommit(&self, _span: BlockId, _offset: u64, _len: u64) {}
 
     fn wire(&self, block: BlockId, _offset: u64, _len: u64) -> Result<(), DriverError> {
-        pooled(|| self.regions.wire(block))
+        pooled(|| self.0.regions.wire(block))
     }
 
     fn unwire(&self, block: BlockId, _offset: u64, _len: u64) {
-        pooled(|| self.regions.wiring.forget(block));
+        pooled(|| self.0.regions.wiring.forget(block));
     }
 
     fn reached(&self, queue: QueueId) -> Ticket {
         // A queue that is not there has no work.
-        self.queues.get(queue).map_or(Ticket::MAX, |queue| queue.reached())
+        self.0.queues.get(queue).map_or(Ticket::MAX, |queue| queue.reached())
     }
 }
 
@@ -164,30 +171,30 @@ unsafe impl Backend for Metal {
     }
 
     fn caps(&self) -> &Caps {
-        self.gpu.caps()
+        self.0.gpu.caps()
     }
 
     fn budget(&self) -> Budget {
-        pooled(|| self.gpu.budget())
+        pooled(|| self.0.gpu.budget())
     }
 
     fn supports(&self, dtype: Dtype) -> bool {
-        self.gpu.features().supports(dtype)
+        self.0.gpu.features().supports(dtype)
     }
 
     unsafe fn import(&self, address: *mut u8, len: u64) -> Result<Block, ImportError> {
-        pooled(|| self.regions.import(address as u64, len))
+        pooled(|| self.0.regions.import(address as u64, len))
     }
 
     fn forget(&self, block: Block) {
-        pooled(|| self.regions.remove(&block));
+        pooled(|| self.0.regions.remove(&block));
     }
 
     fn open_queue(&self) -> Result<QueueId, DriverError> {
         pooled(|| {
-            self.queues.add(|index| {
-                let shared = self.queues.iter().nth(index % QUEUES).filter(|_| index >= QUEUES);
-                Queue::open(&self.gpu, shared.map(|queue| &**queue), &self.lost)
+            self.0.queues.add(|index| {
+                let shared = self.0.queues.iter().nth(index % QUEUES).filter(|_| index >= QUEUES);
+                Queue::open(&self.0.gpu, shared.map(|queue| &**queue), &self.0.lost)
             })
         })
     }
@@ -197,12 +204,16 @@ unsafe impl Backend for Metal {
     }
 
     unsafe fn submit(&self, queue: QueueId, batch: &mut Batch) -> Result<Ticket, DriverError> {
-        let Some(queue) = self.queues.get(queue) else {
+        let Some(queue) = self.0.queues.get(queue) else {
             return Err(DriverError { call: "submit", code: i64::from(queue.0) });
         };
-        let how = How { barriers: true, copiers: Some(&self.copiers) };
-        let other = |other: QueueId| self.queues.get(other).map(|queue| &**queue);
-        pooled(|| queue.submit(batch, (&self.gpu, &self.regions, how), other))
+        let how = How { barriers: true, copiers: Some(&self.0.copiers) };
+        let reaper = match batch.keep.is_empty() {
+            true => None,
+            false => self.0.reaper.sender(Landing::land),
+        };
+        let other = |other: QueueId| self.0.queues.get(other).map(|queue| &**queue);
+        pooled(|| queue.submit(batch, (&self.0, how, reaper), other))
     }
 
     fn kick(&self, _queue: QueueId) {
@@ -210,7 +221,7 @@ unsafe impl Backend for Metal {
     }
 
     fn submitted(&self, queue: QueueId) -> Ticket {
-        self.queues.get(queue).map_or(0, |queue| queue.submitted())
+        self.0.queues.get(queue).map_or(0, |queue| queue.submitted())
     }
 
     fn wait(
@@ -219,19 +230,19 @@ unsafe impl Backend for Metal {
         ticket: Ticket,
         timeout: Option<Duration>,
     ) -> Result<(), WaitError> {
-        self.queues.get(queue).map_or(Ok(()), |queue| queue.wait(ticket, timeout))
+        self.0.queues.get(queue).map_or(Ok(()), |queue| queue.wait(ticket, timeout))
     }
 
     fn lost(&self) -> Option<DriverError> {
-        self.lost.get().cloned()
+        self.0.lost.get().cloned()
     }
 
     fn take_failure(&self, queue: QueueId) -> Option<Failure> {
-        self.queues.get(queue)?.take_failure()
+        self.0.queues.get(queue)?.take_failure()
     }
 
     fn compile(&self, kernel: &Kernel) -> Result<Pipeline, CompileError> {
-        let expression = Expression::compile(&self.gpu, kernel)?;
+        let expression = Expression::compile(&self.0.gpu, kernel)?;
         Ok(Pipeline(Arc::new(Compiled::Expression(expression))))
     }
 
@@ -239,12 +250,12 @@ unsafe impl Backend for Metal {
         let (text, entry) = (&source.text, source.entry.as_deref());
         let (user, signature) = pooled(|| match source.language {
             Language::Wgsl => {
-                let user = crate::wgsl::source::read(text, entry, self.gpu.features())?;
-                Ok::<_, CompileError>((User::compile(&self.gpu, &user)?, user.signature))
+                let user = crate::wgsl::source::read(text, entry, self.0.gpu.features())?;
+                Ok::<_, CompileError>((User::compile(&self.0.gpu, &user)?, user.signature))
             }
             Language::Msl => {
                 let signed = signature::read(text, entry, source.workgroup)?;
-                let (pipeline, scalars, bytes) = self.gpu.user(text, &signed)?;
+                let (pipeline, scalars, bytes) = self.0.gpu.user(text, &signed)?;
                 let user = User::new(pipeline, &signed.signature, (scalars, bytes));
                 Ok((user, signed.signature))
             }
@@ -261,7 +272,7 @@ unsafe impl Backend for Metal {
                 expression.prepare(dispatch, || self.ranges())
             }
             Some(Compiled::User(user)) => {
-                user.check(self.gpu.limits(), dispatch, &self.ranges()).map(|()| 0)
+                user.check(self.0.gpu.limits(), dispatch, &self.ranges()).map(|()| 0)
             }
             None => Err(CompileError::new("the pipeline belongs to another device")),
         })

@@ -1,7 +1,10 @@
 //! Autorelease pools.
 
 use std::ffi::c_void;
+use std::fmt;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
 
 use objc2::ffi::{objc_autoreleasePoolPop, objc_autoreleasePoolPush};
 
@@ -21,4 +24,40 @@ pub(super) fn pooled<R>(work: impl FnOnce() -> R) -> R {
     // SAFETY: it is popped once, by its guard, on this thread.
     let _pool = Pool(unsafe { objc_autoreleasePoolPush() }, PhantomData);
     work()
+}
+
+/// What is dropped inside a pool of its own, on whatever thread that is.
+pub(super) struct Pooled<T>(ManuallyDrop<T>);
+
+impl<T> Pooled<T> {
+    pub(super) fn new(value: T) -> Self {
+        Self(ManuallyDrop::new(value))
+    }
+}
+
+impl<T> Deref for Pooled<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for Pooled<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Pooled<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl<T> Drop for Pooled<T> {
+    fn drop(&mut self) {
+        // SAFETY: it is dropped here alone, once, and not used again.
+        pooled(|| unsafe { ManuallyDrop::drop(&mut self.0) });
+    }
 }

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,9 +19,10 @@ use objc2_metal::{
     MTLEvent, MTLFence, MTLSharedEvent,
 };
 
+use super::Inner;
 use super::device::{Gpu, Object, nothing};
 use super::encode::{Commands, Ranges};
-use super::memory::{Buffer, Regions};
+use super::memory::Buffer;
 use super::pool::pooled;
 use crate::gpu::{Encoder, How, waits};
 use crate::queues::Failures;
@@ -39,7 +41,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 thread_local! {
-    /// This thread runs a completion handler: what it waits for must not be its own return.
+    /// This thread drops what a batch kept alive: what it waits for must not be its own return.
     static LANDING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -81,10 +83,16 @@ pub(super) struct Timeline {
 }
 
 impl Timeline {
-    /// Notes that a ticket is over; returns when all before it are noted too.
+    /// Notes that a ticket's work is over.
     fn reach(&self, ticket: Ticket) {
         let mut order = lock(&self.order);
-        self.reached.store(order[0].add(ticket), Ordering::Release);
+        let upto = order[0].add(ticket);
+        self.reached.store(upto, Ordering::Release);
+        // A command buffer that fails may not signal, and what waits for it must not wait for ever.
+        // Under the lock, by what is over in order: the event never goes back for good.
+        if self.event.signaledValue() < upto {
+            self.event.setSignaledValue(upto);
+        }
         drop(order);
         self.changed.notify_all();
     }
@@ -96,8 +104,8 @@ impl Timeline {
         self.changed.notify_all();
     }
 
-    /// The ticket up to which all is done. Inside a completion handler, which lands only when it
-    /// returns, work that is over is enough.
+    /// The ticket up to which all is done. To what is dropped with a batch, which lands only after
+    /// that, work that is over is enough.
     fn done(&self) -> Ticket {
         let upto = if LANDING.get() { &self.reached } else { &self.landed };
         upto.load(Ordering::Acquire)
@@ -106,12 +114,34 @@ impl Timeline {
 
 /// A batch under way.
 struct Flight {
-    timeline: Arc<Timeline>,
-    ticket: Ticket,
     /// What it runs: pipelines live until it is done.
     commands: Vec<Command>,
     buffers: Vec<Buffer>,
+    landing: Landing,
+    /// Who drops what is kept: it may be the last of a device, which then waits for other completion
+    /// handlers, and those may be this thread's to run.
+    reaper: Option<Sender<Landing>>,
+}
+
+/// A batch that is over, with what it kept alive.
+pub(super) struct Landing {
+    timeline: Arc<Timeline>,
+    ticket: Ticket,
     keep: Vec<Arc<dyn Any + Send + Sync>>,
+}
+
+impl Landing {
+    /// Drops what was kept, and lets waits for the ticket go on.
+    pub(super) fn land(self) {
+        let panicked = "a value that the work kept alive panicked when dropped";
+        pooled(move || {
+            let Self { timeline, ticket, keep } = self;
+            LANDING.set(true);
+            timeline.guarded("drop", panicked, || drop(keep));
+            LANDING.set(false);
+            timeline.land(ticket);
+        });
+    }
 }
 
 /// The labels of the work in a batch, each once, the first few.
@@ -133,12 +163,7 @@ fn label(commands: &[Command]) -> String {
 
 impl Timeline {
     /// Notes why a command buffer failed, if it has.
-    fn note(
-        &self,
-        ticket: Ticket,
-        commands: &[Command],
-        buffer: &ProtocolObject<dyn MTLCommandBuffer>,
-    ) {
+    fn note(&self, commands: &[Command], buffer: &ProtocolObject<dyn MTLCommandBuffer>) {
         if buffer.status() != MTLCommandBufferStatus::Error {
             return;
         }
@@ -153,10 +178,6 @@ impl Timeline {
             let reason = format!("the command buffer failed with code {code}: {text}");
             self.failures.push(&label(commands), reason);
         }
-        // What waits for it must not wait for ever.
-        if self.event.signaledValue() < ticket {
-            self.event.setSignaledValue(ticket);
-        }
     }
 
     /// Runs what may panic, and tells it as a failure of the work.
@@ -169,15 +190,22 @@ impl Timeline {
 
 impl Flight {
     /// What a completion handler does. It never unwinds: Objective-C is below it.
-    fn land(self, buffer: &ProtocolObject<dyn MTLCommandBuffer>) {
-        let Self { timeline, ticket, commands, buffers, keep } = self;
+    fn end(self, buffer: &ProtocolObject<dyn MTLCommandBuffer>) {
+        let Self { commands, buffers, landing, reaper } = self;
+        let timeline = Arc::clone(&landing.timeline);
         let panicked = "asking Metal how the work ended panicked";
-        timeline.guarded("completion", panicked, || timeline.note(ticket, &commands, buffer));
-        timeline.reach(ticket);
+        timeline.guarded("completion", panicked, || timeline.note(&commands, buffer));
+        timeline.reach(landing.ticket);
         drop((commands, buffers));
-        let panicked = "a value that the work kept alive panicked when dropped";
-        timeline.guarded("drop", panicked, || drop(keep));
-        timeline.land(ticket);
+        match reaper {
+            // A thread that is gone gives it back.
+            Some(reaper) => {
+                if let Err(back) = reaper.send(landing) {
+                    back.0.land();
+                }
+            }
+            None => landing.land(),
+        }
     }
 }
 
@@ -234,7 +262,7 @@ impl Queue {
     pub(super) fn submit<'q>(
         &self,
         batch: &mut Batch,
-        (gpu, regions, how): (&Gpu, &Regions, How<'_>),
+        (device, how, reaper): (&Inner, How<'_>, Option<Sender<Landing>>),
         other: impl Fn(QueueId) -> Option<&'q Self>,
     ) -> Result<Ticket, DriverError> {
         if let Some(error) = self.timeline.lost.get() {
@@ -248,7 +276,7 @@ impl Queue {
                 raw.encodeWaitForEvent_value(event(&queue.timeline), ticket);
             }
         }
-        let ranges = Ranges { held: regions.held(), gpu };
+        let ranges = Ranges { held: device.regions.held(), gpu: &device.gpu };
         let mut encoder = Encoder::new(Commands::new(ranges, &raw, (&self.fence, *fenced)), how);
         encoder.batch(&batch.commands)?;
         let buffers = std::mem::take(&mut encoder.recorder.kept);
@@ -256,21 +284,20 @@ impl Queue {
         let ticket = self.submitted() + 1;
         raw.encodeSignalEvent_value(event(&self.timeline), ticket);
         raw.setLabel(Some(&NSString::from_str(&label(&batch.commands))));
-        regions.wiring.commit();
+        device.regions.wiring.commit();
         let Batch { commands, keep, .. } = std::mem::take(batch);
         let timeline = Arc::clone(&self.timeline);
-        let flight = Mutex::new(Some(Flight { timeline, ticket, commands, buffers, keep }));
+        let landing = Landing { timeline, ticket, keep };
+        let flight = Mutex::new(Some(Flight { commands, buffers, landing, reaper }));
         let handler = RcBlock::new(move |buffer: NonNull<ProtocolObject<dyn MTLCommandBuffer>>| {
-            LANDING.set(true);
             // It must not unwind into Objective-C; what may panic is caught and told inside.
-            let land = || {
+            let end = || {
                 if let Some(flight) = lock(&flight).take() {
                     // SAFETY: Metal hands the command buffer that is done, which lives meanwhile.
-                    flight.land(unsafe { buffer.as_ref() });
+                    flight.end(unsafe { buffer.as_ref() });
                 }
             };
-            let _ = catch_unwind(AssertUnwindSafe(|| pooled(land)));
-            LANDING.set(false);
+            let _ = catch_unwind(AssertUnwindSafe(|| pooled(end)));
         });
         // SAFETY: Metal copies the block, calls it once, on a thread of its own; what is in it may be
         // sent there.

@@ -15,9 +15,7 @@ mod queue;
 mod spirv;
 mod types;
 
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_core::{Block, BlockId, Caps, DriverError, Memory, QueueId, Storage, Ticket};
@@ -30,6 +28,7 @@ use crate::dtype::Dtype;
 use crate::gpu::{Copiers, Copies, Expression, How, Program as Compiled, User};
 use crate::ir::Kernel;
 use crate::queues::Queues;
+use crate::reaper::Reaper;
 use crate::seam::{
     Backend, Batch, Budget, CompileError, Dispatch, Failure, ImportError, Language, Pipeline,
     Program, Signature, Source, WaitError,
@@ -44,7 +43,7 @@ use queue::Queue;
 #[derive(Debug)]
 pub struct Vulkan {
     // In the order in which they go: the reaper has queues.
-    reaper: Reaper,
+    reaper: Reaper<Watched>,
     queues: Queues<Queue>,
     regions: Regions,
     barriers: bool,
@@ -53,55 +52,21 @@ pub struct Vulkan {
     driver: Arc<Driver>,
 }
 
-/// Drops what batches kept alive when nobody else looks at their queue.
-#[derive(Debug, Default)]
-struct Reaper(Mutex<Option<(Sender<Watched>, JoinHandle<()>)>>);
-
 /// A queue and the ticket that is waited for.
 type Watched = (Arc<Queue>, Ticket);
 
-impl Reaper {
-    /// Sees to it that what a batch keeps is dropped once its ticket is reached.
-    fn watch(&self, queue: &Arc<Queue>, ticket: Ticket) {
-        let mut sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if sender.is_none() {
-            let (to, from) = channel::<Watched>();
-            let started =
-                std::thread::Builder::new().name("aquifer-reaper".to_owned()).spawn(move || {
-                    for (queue, ticket) in from {
-                        // A device that is lost is done too; a call that failed is made again.
-                        while matches!(queue.wait(ticket, None), Err(WaitError::Driver(_))) {
-                            std::thread::sleep(Duration::from_millis(1));
-                        }
-                        queue.reap();
-                    }
-                });
-            // Without a thread, whoever waits for the queue drops them.
-            *sender = started.ok().map(|thread| (to, thread));
-        }
-        if let Some((sender, _)) = &*sender {
-            let _ = sender.send((Arc::clone(queue), ticket));
-        }
+/// Drops what a batch kept alive once its ticket is reached, if nobody else looks at its queue.
+fn reap((queue, ticket): Watched) {
+    // A device that is lost is done too; a call that failed is made again.
+    while matches!(queue.wait(ticket, None), Err(WaitError::Driver(_))) {
+        std::thread::sleep(Duration::from_millis(1));
     }
+    queue.reap();
 }
 
 /// Whether the environment asks for the validation layer.
 fn validation() -> bool {
     std::env::var_os("AQUIFER_VULKAN_VALIDATION").is_some_and(|on| on == "1")
-}
-
-impl Drop for Reaper {
-    fn drop(&mut self) {
-        let reaper = self.0.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some((sender, thread)) = reaper {
-            drop(sender);
-            // All queues were waited for, so it ends at once. A driver must not be at work on
-            // another thread when the process ends. What this thread itself drops is the last.
-            if thread.thread().id() != std::thread::current().id() {
-                let _ = thread.join();
-            }
-        }
-    }
 }
 
 impl Vulkan {
@@ -309,8 +274,9 @@ unsafe impl Backend for Vulkan {
         let timeline = |other: QueueId| self.queues.get(other).map(|other| other.timeline());
         let how = How { barriers: self.barriers, copiers: self.copiers.as_ref() };
         let ticket = queue.submit(batch, (&self.regions, how), timeline)?;
-        if keeps {
-            self.reaper.watch(queue, ticket);
+        // Without a thread, whoever waits for the queue drops them.
+        if keeps && let Some(reaper) = self.reaper.sender(reap) {
+            let _ = reaper.send((Arc::clone(queue), ticket));
         }
         Ok(ticket)
     }
