@@ -27,6 +27,8 @@ pub struct KernelSource {
     cpu: Option<HostKernel>,
     wgsl: Option<Source>,
     msl: Option<Source>,
+    entry: Option<String>,
+    workgroup: Option<[u32; 3]>,
 }
 
 fn source(language: Language, text: &str) -> Option<Source> {
@@ -100,9 +102,7 @@ impl KernelSource {
     /// along the first.
     #[must_use]
     pub fn workgroup(mut self, sizes: [u32; 3]) -> Self {
-        if let Some(source) = &mut self.msl {
-            source.workgroup = Some(sizes);
-        }
+        self.workgroup = Some(sizes);
         self
     }
 
@@ -120,9 +120,7 @@ impl KernelSource {
     /// The entry point of the WGSL and of the MSL; needed only where there are several.
     #[must_use]
     pub fn entry(mut self, name: &str) -> Self {
-        for source in [&mut self.wgsl, &mut self.msl].into_iter().flatten() {
-            source.entry = Some(name.to_owned());
-        }
+        self.entry = Some(name.to_owned());
         self
     }
 
@@ -231,7 +229,9 @@ impl Device {
         let name = source.name.unwrap_or_else(|| "kernel".to_owned());
         let hosts = self.caps().host_kernels;
         let msl = source.msl.filter(|_| self.caps().msl_kernels);
-        let (program, signature) = match (msl.or(source.wgsl), source.cpu) {
+        let (entry, workgroup) = (source.entry, source.workgroup);
+        let text = msl.or(source.wgsl).map(|text| Source { entry, workgroup, ..text });
+        let (program, signature) = match (text, source.cpu) {
             (Some(text), _) if !hosts => {
                 let (pipeline, signature) = self.compiled_source(text)?;
                 (Program::Compiled(pipeline), Some(signature))

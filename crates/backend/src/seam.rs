@@ -304,8 +304,7 @@ pub unsafe trait Backend: Memory + Send + Sync + fmt::Debug {
         ticket: Ticket,
         timeout: Option<Duration>,
     ) -> Result<(), WaitError>;
-    /// What lost the device, once it is lost: all work that was submitted is then over, and none of
-    /// it can be trusted.
+    /// What lost the device, once it is lost: work that is over then may not have been done.
     fn lost(&self) -> Option<DriverError>;
     /// Takes the next failure of work on a queue, oldest first.
     fn take_failure(&self, queue: QueueId) -> Option<Failure>;

@@ -33,15 +33,21 @@ fn succeeds(command: &mut Command) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
+/// Whether Debian's compiler is recent enough, with its own library's source.
+fn has_recent_source() -> bool {
+    let Ok(output) = Command::new("/usr/bin/rustc").arg("--version").output() else { return false };
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let version = text.split(' ').nth(1).unwrap_or_default();
+    let minor = version.split('.').nth(1).and_then(|minor| minor.parse::<u32>().ok());
+    let source = Path::new("/usr/src").join(format!("rustc-{version}")).join("library");
+    minor.is_some_and(|minor| minor >= 90) && source.exists()
+}
+
 /// Lints every crate of the library for Apple's own target, with the compiler that Debian has with
 /// its standard library's source: rustup's has no such library for a target that it cannot link.
 pub(crate) fn lint(root: &Path) -> bool {
     let clippy = Path::new("/usr/bin/cargo-clippy");
-    let sources = fs::read_dir("/usr/src").into_iter().flatten().flatten();
-    let has_source = sources
-        .map(|entry| entry.file_name())
-        .any(|name| name.to_string_lossy().starts_with("rustc-"));
-    let lacks = (!clippy.exists() || !has_source)
+    let lacks = (!clippy.exists() || !has_recent_source())
         .then_some("Debian's rustc-web, rust-web-src, rust-web-clippy and cargo-web are not here");
     step("clippy for aarch64-apple-darwin", "apple", lacks, || {
         let mut command = Command::new(clippy);

@@ -110,7 +110,7 @@ impl<'e, R: Recorder> Encoder<'e, R> {
                 (&copiers.words, Dtype::U32)
             }
             Copies::Kernel if both(4) && from.len.is_multiple_of(4) => (&copiers.words, Dtype::U32),
-            Copies::Kernel => (&copiers.bytes, Dtype::U8),
+            Copies::Kernel => (copiers.bytes.as_ref().ok_or_else(R::misfit)?, Dtype::U8),
             _ => return Ok(0),
         };
         let size = dtype.size() as u64;

@@ -82,6 +82,10 @@ pub(crate) trait Compiler: Debug + Send + Sync + 'static {
     fn features(&self) -> Features;
     fn limits(&self) -> &KernelLimits;
     fn compile(self: &Arc<Self>, text: &Text<'_>) -> Result<Self::Pipeline, CompileError>;
+    /// Whether a text may have failed for the size of its workgroup.
+    fn may_be_too_large(_error: &CompileError) -> bool {
+        false
+    }
     /// Invocations that a workgroup of a pipeline may have, where that is known only now.
     fn most_invocations(_pipeline: &Self::Pipeline) -> u32 {
         u32::MAX

@@ -7,7 +7,7 @@ use aquifer_core::Access;
 use smallvec::SmallVec;
 
 use super::cut::{self, Cutter, Rooms};
-use super::{Compiler, KernelLimits, Text};
+use super::{Compiler, Copies, KernelLimits, Text};
 use crate::dtype::Dtype;
 use crate::ir::{Kernel, Node, Op, Output};
 use crate::seam::{Argument, CompileError, Dispatch, Pipeline, Signature};
@@ -105,12 +105,21 @@ impl<C: Compiler> Expression<C> {
         let mut features = self.compiler.features();
         let compiled = loop {
             let shader = wgsl::shader(&self.kernel, variant, features);
-            let compiled = compile_shader(&self.compiler, shader)?;
-            let most = C::most_invocations(&compiled.pipeline);
-            if compiled.group <= most || features.group <= 32 {
-                break Arc::new(compiled);
-            }
             // A long kernel's registers leave room for fewer.
+            let most = match compile_shader(&self.compiler, shader) {
+                Ok(compiled) if compiled.group <= C::most_invocations(&compiled.pipeline) => {
+                    break Arc::new(compiled);
+                }
+                Ok(compiled) => C::most_invocations(&compiled.pipeline),
+                Err(error) if C::may_be_too_large(&error) && features.group > 32 => u32::MAX,
+                Err(error) => return Err(error),
+            };
+            if features.group <= 32 {
+                return Err(CompileError::new(format!(
+                    "a kernel may have only {most} invocations on the device {}",
+                    self.compiler.caps().name
+                )));
+            }
             features.group = 1 << most.clamp(32, features.group / 2).ilog2();
         };
         let mut variants = self.variants.write().unwrap_or_else(PoisonError::into_inner);
@@ -157,7 +166,8 @@ impl<C: Compiler> Expression<C> {
 #[derive(Clone, Debug)]
 pub(crate) struct Copiers {
     pub(super) words: Pipeline,
-    pub(super) bytes: Pipeline,
+    /// There where all copies are kernels.
+    pub(super) bytes: Option<Pipeline>,
 }
 
 impl Copiers {
@@ -170,7 +180,10 @@ impl Copiers {
         };
         Ok(Self {
             words: ready(Dtype::U32, &[Shape::Wide, Shape::One])?,
-            bytes: ready(Dtype::U8, &[Shape::Packed])?,
+            bytes: match compiler.limits().copies {
+                Copies::Kernel => Some(ready(Dtype::U8, &[Shape::Packed])?),
+                _ => None,
+            },
         })
     }
 }

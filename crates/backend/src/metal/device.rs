@@ -8,8 +8,8 @@ use objc2::runtime::{NSObjectProtocol, ProtocolObject};
 use objc2::sel;
 use objc2_foundation::{NSError, NSProcessInfo, NSString};
 use objc2_metal::{
-    MTLCompileOptions, MTLComputePipelineState, MTLDevice, MTLLibrary, MTLMathMode,
-    MTLResourceOptions, MTLSize,
+    MTLCompileOptions, MTLComputePipelineState, MTLDevice, MTLGPUFamily, MTLLibrary,
+    MTLMathFloatingPointFunctions, MTLMathMode, MTLResourceOptions, MTLSize,
 };
 
 use super::msl::{self, Msl};
@@ -26,6 +26,9 @@ const GROUP: u32 = 256;
 const BINDINGS: u32 = 31 - 2;
 /// Bytes that Metal takes as an argument's value.
 const IMMEDIATES: u32 = 4096;
+
+/// The call that finds out whether a kernel fits the device.
+const STATE: &str = "newComputePipelineStateWithFunction:error:";
 
 /// A Metal object that may be used from any thread.
 pub(super) type Object<P> = Retained<ProtocolObject<P>>;
@@ -59,10 +62,13 @@ impl Gpu {
         let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
         let workgroup = [most.width, most.height, most.depth].map(number);
         let residency = raw.respondsToSelector(sel!(newResidencySetWithDescriptor:error:));
+        // Vectors of four words are the widest that kernels load; other makers' GPUs ask more of what
+        // is constant.
+        let align = if raw.supportsFamily(MTLGPUFamily::Apple1) { 16 } else { 256 };
         let limits = KernelLimits {
-            range: largest,
-            // Vectors of four words are the widest that kernels load.
-            align: 16,
+            // The sizes of buffers are told to kernels in 32 bits.
+            range: largest.min(1 << 32),
+            align,
             bindings: BINDINGS,
             immediates: IMMEDIATES,
             groups: [u32::MAX >> 1; 3],
@@ -129,6 +135,7 @@ impl Gpu {
         let options = MTLCompileOptions::new();
         if options.respondsToSelector(sel!(setMathMode:)) {
             options.setMathMode(MTLMathMode::Safe);
+            options.setMathFloatingPointFunctions(MTLMathFloatingPointFunctions::Precise);
         } else {
             // Before macOS 15.
             #[allow(deprecated)]
@@ -142,7 +149,8 @@ impl Gpu {
         let function = library.map_err(said)?.newFunctionWithName(&NSString::from_str(entry));
         let function =
             function.ok_or_else(|| CompileError::from(nothing("newFunctionWithName:")))?;
-        self.raw.newComputePipelineStateWithFunction_error(&function).map_err(said)
+        let state = self.raw.newComputePipelineStateWithFunction_error(&function);
+        state.map_err(|error| CompileError { driver: Some(refused(STATE, &error)), ..said(error) })
     }
 
     /// A user's kernel in MSL; with where its scalars lie among the immediates, and their bytes.
@@ -153,11 +161,14 @@ impl Gpu {
     ) -> Result<(MetalPipeline, Vec<Scalar>, u32), CompileError> {
         let state = self.state(text, &signed.entry)?;
         let workgroup = signed.signature.workgroup;
-        let invocations: u64 = workgroup.iter().map(|&size| u64::from(size)).product();
+        let axes = self.limits.workgroup;
+        let inside = workgroup.iter().zip(axes).all(|(size, most)| (1..=most).contains(size));
         let most = state.maxTotalThreadsPerThreadgroup() as u64;
-        if invocations > most || workgroup.contains(&0) {
+        // Axes are at most 2^32 long, and three of them inside their limits.
+        let invocations: u128 = workgroup.iter().map(|&size| u128::from(size)).product();
+        if !inside || invocations > u128::from(most) {
             return Err(CompileError::new(format!(
-                "a workgroup of {workgroup:?} invocations is not from 1 to the {most} that the kernel may have here: give another with workgroup()"
+                "a workgroup of {workgroup:?} invocations is not from 1 to the {most} that the kernel may have here, {axes:?} along the axes: give another with workgroup()"
             )));
         }
         let offset = |place: usize| place as u32 * 8;
@@ -225,6 +236,10 @@ impl Compiler for Gpu {
             sizes,
             threadgroup,
         })
+    }
+
+    fn may_be_too_large(error: &CompileError) -> bool {
+        error.driver.as_ref().is_some_and(|error| error.call == STATE)
     }
 
     fn most_invocations(pipeline: &MetalPipeline) -> u32 {

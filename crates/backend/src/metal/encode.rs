@@ -73,14 +73,14 @@ impl<'r> Commands<'r> {
         Ok(self.encoder.insert(encoder).clone())
     }
 
-    /// Ends what was written; whether that updates the fence.
-    pub(super) fn end(&mut self) -> bool {
-        let encoder = self.encoder.take();
-        if let Some(encoder) = &encoder {
-            encoder.updateFence(self.fence);
-            encoder.endEncoding();
-        }
-        encoder.is_some()
+    /// Ends what was written. A batch without calls has an encoder too: by its fence the ticket comes
+    /// after those before it.
+    pub(super) fn end(&mut self) -> Result<(), DriverError> {
+        let encoder = self.encoder()?;
+        self.encoder = None;
+        encoder.updateFence(self.fence);
+        encoder.endEncoding();
+        Ok(())
     }
 
     fn bind(
@@ -113,9 +113,11 @@ fn set_bytes(encoder: &ProtocolObject<dyn MTLComputeCommandEncoder>, bytes: &[u8
 }
 
 impl Drop for Commands<'_> {
-    /// An encoder must be ended before it goes, whatever becomes of its command buffer.
+    /// An encoder must be ended before it goes, also where its command buffer is given up.
     fn drop(&mut self) {
-        self.end();
+        if let Some(encoder) = self.encoder.take() {
+            encoder.endEncoding();
+        }
     }
 }
 

@@ -62,7 +62,7 @@ impl Lent {
     /// Returns when the last buffer is gone: its deallocator says so, and whoever owns the memory
     /// keeps it until then. Metal holds none of them longer than we do, so that this does not wait;
     /// a tool that captures what it does may.
-    fn returned(&self) {
+    pub(super) fn returned(&self) {
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         while *buffers > 0 {
             buffers = self.none.wait(buffers).unwrap_or_else(PoisonError::into_inner);
@@ -106,13 +106,21 @@ impl Regions {
 
     /// Names the caller's memory as a block: the pages that it lies in, in as many buffers as their
     /// largest length asks for.
-    pub(super) fn import(&self, address: u64, size: u64) -> Result<Block, ImportError> {
+    ///
+    /// # Errors
+    /// Why not, and what must then be waited for as after [`remove`](Self::remove).
+    pub(super) fn import(
+        &self,
+        address: u64,
+        size: u64,
+    ) -> Result<Block, (ImportError, Option<Arc<Lent>>)> {
         let page = self.gpu.caps().system_page;
         let lead = address % page;
         let total = size.checked_add(lead).and_then(|size| size.checked_next_multiple_of(page));
         let Some(total) = total.filter(|total| (address - lead).checked_add(*total).is_some())
         else {
-            return Err(ImportError::Unsupported("its end overflows the address range"));
+            let error = ImportError::Unsupported("its end overflows the address range");
+            return Err((error, None));
         };
         let (lent, mut all) = (Arc::new(Lent::default()), SmallVec::new());
         for (start, len) in overlapping(total, self.gpu.caps().largest_block, page) {
@@ -120,8 +128,7 @@ impl Regions {
                 Ok(buffer) => all.push(Segment { start, len, buffer }),
                 Err(error) => {
                     drop(all);
-                    lent.returned();
-                    return Err(ImportError::Driver(error));
+                    return Err((ImportError::Driver(error), Some(lent)));
                 }
             }
         }
@@ -154,14 +161,14 @@ impl Regions {
         })
     }
 
-    /// Gives a block back, or ends an import.
-    pub(super) fn remove(&self, block: &Block) {
-        let Some(Region { segments, lent, .. }) = self.table.remove(block) else { return };
+    /// Gives a block back, or ends an import: then what is returned must be waited for, outside of the
+    /// pool, which may hold the last reference.
+    #[must_use]
+    pub(super) fn remove(&self, block: &Block) -> Option<Arc<Lent>> {
+        let Region { segments, lent, .. } = self.table.remove(block)?;
         self.wiring.forget(block.id);
         drop(segments);
-        if let Some(lent) = lent {
-            lent.returned();
-        }
+        lent
     }
 
     /// Keeps a whole block resident.

@@ -119,6 +119,14 @@ impl Metal {
     }
 }
 
+impl Inner {
+    fn remove(&self, block: &Block) {
+        if let Some(lent) = pooled(|| self.regions.remove(block)) {
+            lent.returned();
+        }
+    }
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
         // What completion handlers still hold is not ours to wait for: they end by themselves.
@@ -134,7 +142,7 @@ impl Memory for Metal {
     }
 
     fn give_back(&self, block: Block) {
-        pooled(|| self.0.regions.remove(&block));
+        self.0.remove(&block);
     }
 
     fn reserve(&self, _size: u64, _mode: Storage) -> Result<Block, DriverError> {
@@ -183,11 +191,15 @@ unsafe impl Backend for Metal {
     }
 
     unsafe fn import(&self, address: *mut u8, len: u64) -> Result<Block, ImportError> {
-        pooled(|| self.0.regions.import(address as u64, len))
+        let imported = pooled(|| self.0.regions.import(address as u64, len));
+        imported.map_err(|(error, lent)| {
+            lent.iter().for_each(|lent| lent.returned());
+            error
+        })
     }
 
     fn forget(&self, block: Block) {
-        pooled(|| self.0.regions.remove(&block));
+        self.0.remove(&block);
     }
 
     fn open_queue(&self) -> Result<QueueId, DriverError> {

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -78,6 +78,8 @@ pub(super) struct Timeline {
     order: Mutex<[Ordered; 2]>,
     changed: Condvar,
     failures: Failures,
+    /// A command buffer failed since the last was written.
+    failed: AtomicBool,
     /// What lost the device; all of its queues share it.
     lost: Arc<OnceLock<DriverError>>,
 }
@@ -117,6 +119,8 @@ struct Flight {
     /// What it runs: pipelines live until it is done.
     commands: Vec<Command>,
     buffers: Vec<Buffer>,
+    /// The queue may have another one by then.
+    fence: Object<dyn MTLFence>,
     landing: Landing,
     /// Who drops what is kept: it may be the last of a device, which then waits for other completion
     /// handlers, and those may be this thread's to run.
@@ -167,6 +171,7 @@ impl Timeline {
         if buffer.status() != MTLCommandBufferStatus::Error {
             return;
         }
+        self.failed.store(true, Ordering::Release);
         let (code, text) = buffer.error().map_or((0, "no error is given".to_owned()), |error| {
             (error.code(), error.localizedDescription().to_string())
         });
@@ -191,12 +196,12 @@ impl Timeline {
 impl Flight {
     /// What a completion handler does. It never unwinds: Objective-C is below it.
     fn end(self, buffer: &ProtocolObject<dyn MTLCommandBuffer>) {
-        let Self { commands, buffers, landing, reaper } = self;
+        let Self { commands, buffers, fence, landing, reaper } = self;
         let timeline = Arc::clone(&landing.timeline);
         let panicked = "asking Metal how the work ended panicked";
         timeline.guarded("completion", panicked, || timeline.note(&commands, buffer));
         timeline.reach(landing.ticket);
-        drop((commands, buffers));
+        drop((commands, buffers, fence));
         match reaper {
             // A thread that is gone gives it back.
             Some(reaper) => {
@@ -211,12 +216,16 @@ impl Flight {
 
 pub(super) struct Queue {
     raw: Object<dyn MTLCommandQueue>,
-    /// Orders the encoders of its command buffers.
-    fence: Object<dyn MTLFence>,
     timeline: Arc<Timeline>,
-    /// One batch is written at a time: tickets are in the order of their command buffers. Whether
-    /// one that was committed updates the fence: before that there is nothing to wait for.
-    fenced: Mutex<bool>,
+    /// One batch is written at a time: tickets are in the order of their command buffers.
+    writing: Mutex<Writing>,
+}
+
+struct Writing {
+    /// Orders the encoders of the queue's command buffers.
+    fence: Object<dyn MTLFence>,
+    /// One that was committed updates the fence: before that there is nothing to wait for.
+    fenced: bool,
 }
 
 impl Queue {
@@ -244,9 +253,11 @@ impl Queue {
             order: Mutex::default(),
             changed: Condvar::new(),
             failures: Failures::default(),
+            failed: AtomicBool::new(false),
             lost: Arc::clone(lost),
         };
-        Ok(Self { raw, fence, timeline: Arc::new(timeline), fenced: Mutex::default() })
+        let writing = Mutex::new(Writing { fence, fenced: false });
+        Ok(Self { raw, timeline: Arc::new(timeline), writing })
     }
 
     pub(super) fn submitted(&self) -> Ticket {
@@ -268,7 +279,7 @@ impl Queue {
         if let Some(error) = self.timeline.lost.get() {
             return Err(error.clone());
         }
-        let mut fenced = lock(&self.fenced);
+        let mut writing = lock(&self.writing);
         let raw = self.raw.commandBufferWithUnretainedReferences();
         let raw = raw.ok_or_else(|| nothing("commandBufferWithUnretainedReferences"))?;
         for (queue, ticket) in waits(&batch.commands) {
@@ -276,11 +287,23 @@ impl Queue {
                 raw.encodeWaitForEvent_value(event(&queue.timeline), ticket);
             }
         }
+        // A command buffer that failed may have left the fence as it was: another one takes its place,
+        // and what is under way is waited for by its event.
+        if self.timeline.failed.load(Ordering::Acquire) {
+            writing.fence = device.gpu.raw.newFence().ok_or_else(|| nothing("newFence"))?;
+            writing.fenced = false;
+            self.timeline.failed.store(false, Ordering::Release);
+        }
+        if !writing.fenced && self.submitted() > 0 {
+            raw.encodeWaitForEvent_value(event(&self.timeline), self.submitted());
+        }
         let ranges = Ranges { held: device.regions.held(), gpu: &device.gpu };
-        let mut encoder = Encoder::new(Commands::new(ranges, &raw, (&self.fence, *fenced)), how);
+        let mut encoder =
+            Encoder::new(Commands::new(ranges, &raw, (&writing.fence, writing.fenced)), how);
         encoder.batch(&batch.commands)?;
         let buffers = std::mem::take(&mut encoder.recorder.kept);
-        let updates = encoder.recorder.end();
+        encoder.recorder.end()?;
+        drop(encoder);
         let ticket = self.submitted() + 1;
         raw.encodeSignalEvent_value(event(&self.timeline), ticket);
         raw.setLabel(Some(&NSString::from_str(&label(&batch.commands))));
@@ -288,7 +311,8 @@ impl Queue {
         let Batch { commands, keep, .. } = std::mem::take(batch);
         let timeline = Arc::clone(&self.timeline);
         let landing = Landing { timeline, ticket, keep };
-        let flight = Mutex::new(Some(Flight { commands, buffers, landing, reaper }));
+        let fence = writing.fence.clone();
+        let flight = Mutex::new(Some(Flight { commands, buffers, fence, landing, reaper }));
         let handler = RcBlock::new(move |buffer: NonNull<ProtocolObject<dyn MTLCommandBuffer>>| {
             // It must not unwind into Objective-C; what may panic is caught and told inside.
             let end = || {
@@ -303,7 +327,7 @@ impl Queue {
         // sent there.
         unsafe { raw.addCompletedHandler(RcBlock::as_ptr(&handler)) };
         raw.commit();
-        *fenced |= updates;
+        writing.fenced = true;
         // Last: who sees the ticket may have other work wait for it, behind it on a shared queue.
         self.timeline.submitted.store(ticket, Ordering::Release);
         Ok(ticket)

@@ -48,11 +48,14 @@ fn kernels(text: &str) -> Vec<(&str, &str)> {
         if text[..at].ends_with(word) || rest.starts_with(word) {
             continue;
         }
-        // `kernel void name(` or `[[kernel]] void name(`.
-        let Some(rest) = rest.trim_start_matches([']', ' ', '\t', '\n', '\r']).strip_prefix("void")
-        else {
-            continue;
-        };
+        // `kernel void name(` or `[[kernel]] void name(`, with other attributes between.
+        let mut rest = rest.trim_start_matches([']', ' ', '\t', '\n', '\r']);
+        while let Some((_, after)) =
+            rest.strip_prefix("[[").and_then(|attribute| attribute.split_once("]]"))
+        {
+            rest = after.trim_start();
+        }
+        let Some(rest) = rest.strip_prefix("void") else { continue };
         let Some((name, rest)) = rest.split_once('(') else { continue };
         let mut depth = 1;
         let end = rest.find(|c: char| {
@@ -116,6 +119,17 @@ fn dtype(name: &str) -> Option<(Dtype, u64)> {
     Some((dtype, count))
 }
 
+/// What the names of a thread's places begin with.
+const PLACES: [&str; 7] = [
+    "thread_",
+    "threads_",
+    "threadgroup_",
+    "threadgroups_",
+    "simdgroup_",
+    "simdgroups_",
+    "dispatch_",
+];
+
 enum Parameter {
     Array(u32, Argument),
     Scalar(u32, Dtype),
@@ -136,10 +150,17 @@ fn parameter(text: &str) -> Result<Parameter, CompileError> {
         )));
     }
     if !has("device") && !has("constant") {
-        return match attribute.is_empty() {
-            true => Err(wrong(format!("argument '{name}' is neither device nor constant"))),
-            false => Ok(Parameter::BuiltIn),
+        return match PLACES.iter().any(|place| attribute.starts_with(place)) {
+            true => Ok(Parameter::BuiltIn),
+            false => Err(wrong(format!(
+                "argument '{text}' is neither device nor constant memory, nor a place in the grid"
+            ))),
         };
+    }
+    if declared.contains(['(', '[']) {
+        return Err(wrong(format!(
+            "argument '{text}': arrays are pointers, scalars references to one"
+        )));
     }
     let index = attribute.strip_prefix("buffer").map(str::trim_start);
     let index = index.and_then(|index| index.strip_prefix('(')?.split(')').next());
@@ -153,7 +174,10 @@ fn parameter(text: &str) -> Result<Parameter, CompileError> {
             _ => Err(wrong(format!("argument '{name}': constant references are scalars"))),
         };
     }
-    let access = if has("const") || has("constant") { Access::Read } else { Access::Write };
+    // What is pointed to is constant, not the pointer.
+    let pointee = declared.split(['*', '&']).next().unwrap_or_default();
+    let constant = pointee.split_whitespace().any(|word| word == "const" || word == "constant");
+    let access = if constant { Access::Read } else { Access::Write };
     let least = element.map_or(1, |(dtype, count)| dtype.size() as u64 * count);
     let element = element.map(|(dtype, _)| dtype);
     Ok(Parameter::Array(index, Argument::Array { access, element, least }))
@@ -173,6 +197,9 @@ pub(super) fn read(
     let [(name, list)] = named[..] else {
         let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
         return Err(wrong(match entry {
+            Some(entry) if names.contains(&entry) => {
+                format!("the kernel '{entry}' is in the text more than once")
+            }
             Some(entry) => format!("no kernel '{entry}'; there are: {names:?}"),
             None if names.is_empty() => "there is no `kernel void` function".to_owned(),
             None => format!("name the kernel with entry(): there are {names:?}"),
@@ -213,8 +240,8 @@ mod tests {
         // kernel void not_this(device float* x [[buffer(0)]])
         /* kernel void nor_this() */
         void kernel_helper(device float* x);
-        kernel void scale(
-            device const float4* x [[buffer(0)]], device atomic_uint *hits [[ buffer(3) ]],
+        kernel [[max_total_threads_per_threadgroup(64)]] void scale(
+            device const float4* x [[buffer(0)]], device atomic_uint *const hits [[ buffer(3) ]],
             constant metal::half& by [[buffer(2)]], const device short* y [[buffer(1)]],
             uint3 at [[thread_position_in_grid]], constant ulong& n [[buffer(4)]]) {
         }";
@@ -251,7 +278,11 @@ mod tests {
         for (parameters, part) in [
             ("device float* x", "'x': give its number"),
             ("threadgroup float* t [[threadgroup(0)]]", "'t': declare threadgroup memory"),
-            ("float x", "'x' is neither device nor constant"),
+            ("float x", "'float x' is neither device nor constant"),
+            ("P x [[buffer(0)]]", "'P x [[buffer(0)]]' is neither"),
+            ("texture2d<float> t [[texture(0)]]", "neither device nor constant"),
+            ("[[maybe_unused]] device float* x [[buffer(0)]]", "neither device nor constant"),
+            ("constant float (&w)[4] [[buffer(1)]]", "arrays are pointers"),
             ("constant float4& x [[buffer(0)]]", "'x': constant references are scalars"),
             ("device int* x [[buffer(1)]], device int* y [[buffer(1)]]", "[[buffer(1)]]"),
         ] {

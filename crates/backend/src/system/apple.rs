@@ -31,13 +31,9 @@ fn available_pages() -> Option<u64> {
             &mut count,
         )
     };
-    let pages = [
-        statistics.free_count,
-        statistics.inactive_count,
-        statistics.purgeable_count,
-        statistics.speculative_count,
-    ];
-    (result == libc::KERN_SUCCESS).then(|| pages.into_iter().map(u64::from).sum())
+    // What is read ahead counts as free, what may be purged is in the other counts.
+    let pages = u64::from(statistics.free_count) + u64::from(statistics.inactive_count);
+    (result == libc::KERN_SUCCESS).then_some(pages)
 }
 
 /// Memory now.

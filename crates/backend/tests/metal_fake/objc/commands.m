@@ -136,8 +136,8 @@ static void call(struct command *command) {
     for (int i = 0; i < BUFFERS; i++) {
         if (!(kernel->threadgroup >> i & 1)) continue;
         if (!command->threadgroup[i]) fake_abort("threadgroup memory %d has no length", i);
-        call.threadgroup[i] = malloc(command->threadgroup[i]);
-        memset(call.threadgroup[i], 0xa5, command->threadgroup[i]);
+        call.shared[i] = malloc(command->threadgroup[i]);
+        memset(call.shared[i], 0xa5, command->threadgroup[i]);
     }
     call.groups[0] = command->groups.width;
     call.groups[1] = command->groups.height;
@@ -146,7 +146,7 @@ static void call(struct command *command) {
     call.threads[1] = command->threads.height;
     call.threads[2] = command->threads.depth;
     fake_run(kernel, &call);
-    for (int i = 0; i < BUFFERS; i++) free(call.threadgroup[i]);
+    for (int i = 0; i < BUFFERS; i++) free(call.shared[i]);
 }
 
 @implementation FakeCommands
@@ -191,6 +191,8 @@ static void call(struct command *command) {
     if (encoding) fake_abort("a command buffer is committed inside an encoder");
     if (status) fake_abort("a command buffer is committed twice");
     struct fake_line *line = queue->line;
+    for (unsigned i = 0; i < count; i++)
+        if (commands[i].kind == UPDATE_FENCE) ((FakeFence *)commands[i].object)->promised = true;
     pthread_mutex_lock(&fake_lock);
     status = 2;
     number = fake_commands.committed++;
@@ -214,7 +216,9 @@ static void call(struct command *command) {
     }
 }
 
-- (void)runAll {
+// Whether it ran to its end.
+- (bool)runAll {
+    FakeFence *waited = nil;
     for (unsigned i = 0; i < count; i++) {
         struct command *command = &commands[i];
         FakeEvent *event = command->object;
@@ -230,12 +234,18 @@ static void call(struct command *command) {
             break;
         case WAIT_FENCE:
             fake_alive(event, "a wait for a fence");
-            if (!((FakeFence *)command->object)->updated)
-                fake_abort("a fence is waited for that nothing has updated");
+            waited = command->object;
+            if (!waited->promised) fake_abort("a fence is waited for that nothing has updated");
+            // The work that was to update it failed: what waits is ended by the watchdog.
+            if (!waited->updated) return false;
             break;
         case UPDATE_FENCE:
             fake_alive(event, "a fence's update");
+            // Nothing else orders the encoders of a queue.
+            if (((FakeFence *)command->object)->updated && waited != command->object)
+                fake_abort("an encoder does not follow the one before it");
             ((FakeFence *)command->object)->updated = true;
+            waited = nil;
             break;
         case BARRIER:
             break;
@@ -248,6 +258,7 @@ static void call(struct command *command) {
         }
         }
     }
+    return true;
 }
 
 - (void)run {
@@ -259,15 +270,18 @@ static void call(struct command *command) {
     if (before) usleep(before);
     void *objc_autoreleasePoolPush(void);
     void objc_autoreleasePoolPop(void *);
+    const char *why = "the stand-in was told to fail it";
+    if (!fails && ![self runAll]) {
+        fails = true;
+        code = 2;
+        why = "it waited for a fence for too long";
+    }
     if (fails) {
         void *pool = objc_autoreleasePoolPush();
-        error = [[NSError of:code text:"the stand-in was told to fail it"] retain];
+        error = [[NSError of:code text:why] retain];
         objc_autoreleasePoolPop(pool);
-        status = 5;
-    } else {
-        [self runAll];
-        status = 4;
     }
+    status = fails ? 5 : 4;
     if (after) usleep(after);
     for (unsigned i = 0; i < handler_count; i++) {
         handlers[i](self);

@@ -14,21 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { BUFFERS = 31 };
-struct fake_call {
-    void *buffers[BUFFERS];
-    void *threadgroup[BUFFERS];
-    uint32_t groups[3], threads[3];
-    uint32_t group[3];
-    void (*barrier)(void);
-};
-typedef void (*fake_thread)(const struct fake_call *call, uint32_t x, uint32_t y, uint32_t z);
-struct fake_kernel {
-    fake_thread thread;
-    uint64_t buffers, threadgroup;
-    bool barriers;
-};
-__attribute__((noreturn, format(printf, 1, 2))) void fake_abort(const char *format, ...);
+#include "kernel.h"
 
 // A text that grows.
 struct text {
@@ -69,6 +55,9 @@ static const char *next_kernel(const char *at, struct found *found) {
         at += strlen("kernel");
         if (word(start[-1]) || word(*at)) continue;
         while (isspace((unsigned char)*at) || *at == ']') at++;
+        while (!strncmp(at, "[[", 2) && (at = strstr(at, "]]")))
+            for (at += 2; isspace((unsigned char)*at);) at++;
+        if (!at) return NULL;
         if (strncmp(at, "void", 4)) continue;
         at += 4;
         while (isspace((unsigned char)*at)) at++;
@@ -321,13 +310,12 @@ bool fake_find(void *library, const char *source, const char *name, struct fake_
         *out = wrapper.kernel;
         out->thread = (fake_thread)dlsym(library, symbol);
         out->barriers = strstr(source, "threadgroup_barrier") != NULL;
+        const char *declared = strstr(source, "[[max_total_threads_per_threadgroup(");
+        if (declared) out->declared_threads = strtoul(strchr(declared, '(') + 1, NULL, 10);
         return out->thread != NULL;
     }
     return false;
 }
-
-// Libraries stay cached.
-void fake_close(void *library) { (void)library; }
 
 // Fibres: the threads of a group whose kernel has barriers.
 enum { STACK = 64 << 10 };

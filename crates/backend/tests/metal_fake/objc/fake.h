@@ -11,6 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "kernel.h"
+
 typedef unsigned long NSUInteger;
 typedef long NSInteger;
 typedef struct {
@@ -56,9 +58,6 @@ __attribute__((objc_root_class))
 }
 @end
 
-// Ends the process with a message: what Metal's own validation would do, or what would be a
-// crash there.
-__attribute__((noreturn, format(printf, 1, 2))) void fake_abort(const char *format, ...);
 // Ends the process where an object has been deallocated.
 void fake_alive(id object, const char *use);
 // Counts a call that may fail; true where it is to fail.
@@ -93,36 +92,11 @@ extern struct fake_commands fake_commands;
 extern pthread_mutex_t fake_lock;
 extern pthread_cond_t fake_changed;
 
-enum { BUFFERS = 31 };
-
-// How a kernel is called: one threadgroup at a time.
-struct fake_call {
-    void *buffers[BUFFERS];
-    void *threadgroup[BUFFERS];
-    uint32_t groups[3], threads[3];
-    uint32_t group[3];
-    void (*barrier)(void);
-};
-typedef void (*fake_thread)(const struct fake_call *call, uint32_t x, uint32_t y, uint32_t z);
-
-// A compiled kernel.
-struct fake_kernel {
-    fake_thread thread;
-    // Bit n is set where the kernel has buffer n, or piece n of threadgroup memory.
-    uint64_t buffers, threadgroup;
-    bool barriers;
-};
-// Compiles MSL; the library's handle, or null with a message to be freed.
-void *fake_compile(const char *source, bool safe_math, char **message);
-// Finds a kernel in a compiled library's source.
-bool fake_find(void *library, const char *source, const char *name, struct fake_kernel *out);
-void fake_close(void *library);
-// Runs every threadgroup of a call.
-void fake_run(const struct fake_kernel *kernel, struct fake_call *call);
-
 @interface MTLCompileOptions : NSObject {
   @public
     NSInteger mode;
+    // Whether functions are the precise ones: the mode does not say.
+    NSInteger functions;
 }
 @end
 
@@ -145,7 +119,8 @@ void fake_run(const struct fake_kernel *kernel, struct fake_call *call);
 
 @interface FakeFence : NSObject {
   @public
-    bool updated;
+    // Updated by work that ran, and by work that was committed.
+    bool updated, promised;
 }
 @end
 

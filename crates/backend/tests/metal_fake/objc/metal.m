@@ -6,6 +6,7 @@
 @implementation MTLCompileOptions
 - (void)setFastMathEnabled:(BOOL)enabled {
     mode = enabled ? 2 : 0;
+    functions = !enabled;
 }
 - (id)init {
     mode = 2; // Fast, as Metal's default is.
@@ -13,6 +14,9 @@
 }
 - (void)setMathMode:(NSInteger)value {
     mode = value;
+}
+- (void)setMathFloatingPointFunctions:(NSInteger)value {
+    functions = value;
 }
 - (BOOL)respondsToSelector:(SEL)selector {
     if (sel_isEqual(selector, @selector(setMathMode:))) return fake_facts.macos15;
@@ -120,7 +124,7 @@ static FakeBuffer *new_buffer(NSUInteger length, NSUInteger options) {
     return function;
 }
 - (void)dealloc {
-    fake_close(handle);
+    // What was compiled stays cached.
     free(source);
     [super dealloc];
 }
@@ -207,6 +211,10 @@ enum { MEMBERS = 1024 };
 - (uint64_t)recommendedMaxWorkingSetSize {
     return fake_facts.working_set;
 }
+- (BOOL)supportsFamily:(NSInteger)family {
+    // Apple's own GPUs have families from 1001 on.
+    return family > 1000 && fake_facts.unified;
+}
 - (NSUInteger)maxBufferLength {
     return fake_facts.largest_buffer;
 }
@@ -267,7 +275,8 @@ enum { MEMBERS = 1024 };
         *error = fake_error("newLibraryWithSource:options:error:");
         return nil;
     }
-    void *handle = fake_compile([source UTF8String], options && options->mode == 0, &message);
+    if (!options || options->functions != 1) fake_abort("kernels whose functions are fast ones");
+    void *handle = fake_compile([source UTF8String], options->mode == 0, &message);
     if (!handle) {
         *error = [NSError of:3 text:message];
         free(message);
@@ -281,6 +290,11 @@ enum { MEMBERS = 1024 };
 - (id)newComputePipelineStateWithFunction:(FakePipeline *)function error:(NSError **)error {
     if (fake_fails("newComputePipelineStateWithFunction:error:")) {
         *error = fake_error("newComputePipelineStateWithFunction:error:");
+        return nil;
+    }
+    // A text may say how many threads a group has; Metal refuses more than the kernel may have.
+    if (function->kernel.declared_threads > fake_facts.most_threads) {
+        *error = [NSError of:4 text:"the kernel may not have so many threads in a threadgroup"];
         return nil;
     }
     FakePipeline *pipeline = [FakePipeline new];

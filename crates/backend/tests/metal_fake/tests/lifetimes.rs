@@ -110,8 +110,8 @@ fn wrapped_memory_is_released_once_after_its_last_command() {
     assert_eq!(left_behind(), Vec::<String>::new());
 }
 
-/// N.5: a value that panics when it is dropped does so in a completion handler, which does not unwind
-/// into Objective-C; the panic is an error of the next wait.
+/// N.5: a value that panics when its work is done does not unwind into Objective-C; the panic is an
+/// error of the next wait.
 #[test]
 fn a_panicking_owner_is_told() {
     struct Panics(Vec<f32>);
@@ -237,6 +237,38 @@ fn a_failing_command_buffer_is_told_once_by_label() {
     scale.run(&[kernel::array(&a)], 64).unwrap();
     assert_eq!(a.to_vec().unwrap(), [2.0; 64]);
     drop((a, b, scale, other, device));
+    assert_eq!(left_behind(), Vec::<String>::new());
+}
+
+/// N.5: also the first command buffer of a queue may fail, and what is under way when one does: every
+/// failure is told, and a new fence orders what comes after.
+#[test]
+fn work_goes_on_after_a_failure() {
+    let _alone = alone();
+    let device = metal();
+    let a = Array::<u32>::zeros(&device, [5000]).unwrap();
+    device.synchronize().unwrap();
+    for failing in [0, 1, 3] {
+        let queue = device.queue().unwrap();
+        a.fill(0).unwrap();
+        device.synchronize().unwrap();
+        fail_commands(failing, 1);
+        for _ in 0..5 {
+            queue.run(|| a.assign(|x| x + 1)).unwrap();
+            queue.submit().unwrap();
+        }
+        // What is behind a fence that nothing updates any more fails too, and is told.
+        let errors = (0..6).filter(|_| device.synchronize().is_err()).count();
+        assert!((1..=5).contains(&errors), "{errors} errors");
+        device.synchronize().unwrap();
+        a.fill(0).unwrap();
+        for _ in 0..3 {
+            queue.run(|| a.assign(|x| x + 1)).unwrap();
+            queue.submit().unwrap();
+        }
+        assert!(a.to_vec().unwrap().iter().all(|&x| x == 3), "failing {failing}");
+    }
+    drop((a, device));
     assert_eq!(left_behind(), Vec::<String>::new());
 }
 
