@@ -289,10 +289,13 @@ impl Queue {
         }
         // A command buffer that failed may have left the fence as it was: another one takes its place,
         // and what is under way is waited for by its event.
-        if self.timeline.failed.load(Ordering::Acquire) {
-            writing.fence = device.gpu.raw.newFence().ok_or_else(|| nothing("newFence"))?;
-            writing.fenced = false;
-            self.timeline.failed.store(false, Ordering::Release);
+        let failed = &self.timeline.failed;
+        if failed.swap(false, Ordering::AcqRel) {
+            let fence = device.gpu.raw.newFence().ok_or_else(|| {
+                failed.store(true, Ordering::Release);
+                nothing("newFence")
+            })?;
+            *writing = Writing { fence, fenced: false };
         }
         if !writing.fenced && self.submitted() > 0 {
             raw.encodeWaitForEvent_value(event(&self.timeline), self.submitted());
