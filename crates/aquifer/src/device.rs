@@ -228,7 +228,9 @@ fn missing(api: &'static str, reason: &str) -> DeviceEntry {
 
 fn entries(api: &Api) -> Vec<DeviceEntry> {
     let devices = match api.list() {
-        Ok(devices) if devices.is_empty() => return vec![missing(api.name, "it has no device")],
+        Ok(devices) if devices.is_empty() => {
+            return vec![missing(api.name, "no driver is installed, or none has a device")];
+        }
         Ok(devices) => devices,
         Err(error) => return vec![missing(api.name, &error.to_string())],
     };

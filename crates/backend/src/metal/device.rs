@@ -50,8 +50,6 @@ pub(super) struct Gpu {
     caps: Caps,
     limits: KernelLimits,
     features: Features,
-    /// Residency sets are there: from macOS 15 on.
-    pub(super) residency: bool,
 }
 
 impl Gpu {
@@ -61,7 +59,6 @@ impl Gpu {
         let largest = raw.maxBufferLength() as u64 / PAGE * PAGE;
         let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
         let workgroup = [most.width, most.height, most.depth].map(number);
-        let residency = raw.respondsToSelector(sel!(newResidencySetWithDescriptor:error:));
         // Vectors of four words are the widest that kernels load; other makers' GPUs ask more of what
         // is constant.
         let align = if raw.supportsFamily(MTLGPUFamily::Apple1) { 16 } else { 256 };
@@ -90,7 +87,8 @@ impl Gpu {
             imports_files: true,
             // Metal promises nothing of them.
             subnormals: false,
-            can_wire: residency,
+            // From macOS 15 on.
+            can_wire: raw.respondsToSelector(sel!(newResidencySetWithDescriptor:error:)),
             wires_blocks: true,
             binding_alignment: limits.align,
             queues: super::QUEUES as u32,
@@ -103,7 +101,7 @@ impl Gpu {
             words: MOST_WORDS,
             group: 1 << GROUP.min(limits.invocations).max(32).ilog2(),
         };
-        Self { raw: Pooled::new(raw), caps, limits, features, residency }
+        Self { raw: Pooled::new(raw), caps, limits, features }
     }
 
     /// What Metal recommends to use, and all memory of the machine (rule C.1); of a device with

@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 
 use super::device::{Gpu, Object, nothing, refused};
 use super::memory::Buffer;
+use crate::gpu::Compiler;
 
 /// Bytes and buffers of one set: one that is full is not committed again until it loses some.
 const MOST_BYTES: u64 = 1 << 30;
@@ -46,6 +47,10 @@ struct State {
     changed: bool,
 }
 
+fn allocation(buffer: &Buffer) -> &ProtocolObject<dyn MTLAllocation> {
+    ProtocolObject::from_ref(&*buffer.0)
+}
+
 /// What is kept resident.
 pub(super) struct Wiring {
     gpu: Arc<Gpu>,
@@ -73,7 +78,7 @@ impl Wiring {
         block: BlockId,
         buffers: SmallVec<[Buffer; 1]>,
     ) -> Result<(), DriverError> {
-        if !self.gpu.residency {
+        if !self.gpu.caps().can_wire {
             return Err(nothing("newResidencySetWithDescriptor:error:"));
         }
         let mut state = self.lock();
@@ -87,9 +92,8 @@ impl Wiring {
                 }
             }
         }
-        if let Some(before) = state.blocks.insert(block, members) {
-            state.remove(before);
-        }
+        // The core wires no block twice.
+        state.blocks.insert(block, members);
         Ok(())
     }
 
@@ -111,9 +115,7 @@ impl Wiring {
             }
         };
         if let Some(set) = state.sets.get_mut(&id) {
-            let allocation: &ProtocolObject<dyn MTLAllocation> =
-                ProtocolObject::from_ref(&*buffer.0);
-            set.raw.addAllocation(allocation);
+            set.raw.addAllocation(allocation(buffer));
             (set.bytes, set.buffers, set.changed) = (set.bytes + len, set.buffers + 1, true);
             state.changed = true;
         }
@@ -142,9 +144,7 @@ impl State {
     fn remove(&mut self, members: Members) {
         for (id, buffer) in members {
             if let Some(set) = self.sets.get_mut(&id) {
-                let allocation: &ProtocolObject<dyn MTLAllocation> =
-                    ProtocolObject::from_ref(&*buffer.0);
-                set.raw.removeAllocation(allocation);
+                set.raw.removeAllocation(allocation(&buffer));
                 set.bytes = set.bytes.saturating_sub(buffer.0.length() as u64);
                 (set.buffers, set.changed) = (set.buffers.saturating_sub(1), true);
                 self.changed = true;
