@@ -6,6 +6,13 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LabelId(pub(crate) u32);
 
+impl LabelId {
+    /// Its number: rows are numbered from 0, the unlabelled one, in the order of their making.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
 /// What is allocated under one label.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LabelRow {
@@ -86,7 +93,7 @@ impl Ledger {
         self.asked += asked;
         self.allocations += 1;
         self.allocations_ever += 1;
-        self.asked_ever += asked;
+        self.asked_ever = self.asked_ever.saturating_add(asked);
         self.raise_peaks();
         let row = &mut self.rows[label.0 as usize];
         row.active += size;
@@ -112,7 +119,7 @@ impl Ledger {
     /// The driver gave `size` bytes.
     pub(crate) fn obtained(&mut self, size: u64) {
         self.system_allocations += 1;
-        self.committed_ever += size;
+        self.committed_ever = self.committed_ever.saturating_add(size);
         self.reserved += size;
         self.peak_reserved = self.peak_reserved.max(self.reserved);
     }
@@ -134,6 +141,17 @@ impl Ledger {
         for row in &mut self.rows {
             row.peak = row.active;
         }
+    }
+
+    /// The whole name of a label.
+    pub(crate) fn label_name(&self, id: u32) -> Option<&str> {
+        self.rows.get(id as usize).map(|row| row.name.as_str())
+    }
+
+    /// The rows that hold something now, with their numbers.
+    pub(crate) fn held_rows(&self) -> Vec<(LabelId, LabelRow)> {
+        let rows = self.rows.iter().enumerate().filter(|(_, row)| row.count > 0);
+        rows.map(|(index, row)| (LabelId(index as u32), row.clone())).collect()
     }
 
     /// The rows that ever held something, most active first, then by name.

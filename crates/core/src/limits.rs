@@ -11,9 +11,11 @@ use crate::hazard::{QueueId, Stamp, Ticket};
 use crate::heap::Evicted;
 use crate::memory::{Block, BlockId, Memory};
 use crate::pending::{Note, Target};
-use crate::pool::{Pool, Refusal, RefusalKind, Reuse, Stop};
+use crate::pool::{Pool, Refusal, RefusalKind, Reuse, Settings, Stop};
 use crate::size::PAGE;
 use crate::stats::MemoryStats;
+use crate::trace::observe::Tell;
+use crate::trace::{Event, LimitKind};
 
 /// Held memory may pass the most that was ever active by this much before free memory is given
 /// back instead of more being taken (rule B.1 allows 5 %; sizes are charged in pages, so a part
@@ -92,19 +94,31 @@ impl Pool {
         (self.ledger.allocations_ever, self.ledger.asked_ever)
     }
 
+    /// The policy and the limits as they are now.
+    pub fn settings(&self) -> Settings {
+        Settings { reuse: self.reuse, limits: self.limits, working_set: self.working_set }
+    }
+
     /// Sets both peaks (and that of `reserved`) to what is in use now.
     pub fn reset_peak(&mut self) {
         self.ledger.reset_peak();
+        self.tell(Event::ResetPeak);
     }
 
     /// Sets the hard limit on `active + mapped`; returns the old one. A limit below what is in
     /// use is accepted, and the next request is refused.
     pub fn set_memory_limit(&mut self, bytes: u64) -> u64 {
+        self.tell(Event::Limit { kind: LimitKind::Memory, bytes });
         std::mem::replace(&mut self.limits.memory, bytes)
     }
 
     /// Sets the limit on the cache, trims to it at once, and returns the old one.
     pub fn set_cache_limit<M: Memory + ?Sized>(&mut self, device: &M, bytes: u64) -> u64 {
+        if self.watch.is_some() {
+            let call = |pool: &mut Self, device: &dyn Memory| pool.set_cache_limit(device, bytes);
+            let event = Event::Limit { kind: LimitKind::Cache, bytes };
+            return self.observe(device, Tell::Always, call, |_| Some(event));
+        }
         let old = std::mem::replace(&mut self.limits.cache, bytes);
         self.poll(device);
         self.trim(device);
@@ -113,6 +127,10 @@ impl Pool {
 
     /// Gives back all free memory that no work uses.
     pub fn clear_cache<M: Memory + ?Sized>(&mut self, device: &M) {
+        if self.watch.is_some() {
+            let call = |pool: &mut Self, device: &dyn Memory| pool.clear_cache(device);
+            return self.observe(device, Tell::Always, call, |()| Some(Event::ClearCache));
+        }
         self.poll(device);
         self.evict(device, u64::MAX);
     }
@@ -123,6 +141,11 @@ impl Pool {
         let used = self.ledger.active + self.cache() + self.ledger.mapped;
         let bound = self.working_set / 100 * percent;
         if used > bound {
+            if self.watch.is_some() {
+                let call = |pool: &mut Self, device: &dyn Memory| pool.relieve(device, percent);
+                let event = Event::Relieve { percent };
+                return self.observe(device, Tell::Always, call, |()| Some(event));
+            }
             self.poll(device);
             let used = self.ledger.active + self.cache() + self.ledger.mapped;
             self.evict(device, used.saturating_sub(bound));
@@ -392,6 +415,13 @@ impl Pool {
         size: u64,
         block: Option<BlockId>,
     ) -> Result<MappingId, Refusal> {
+        if self.watch.is_some() {
+            let call = |pool: &mut Self, device: &dyn Memory| pool.map(device, size, block);
+            return self.observe(device, Tell::Always, call, |result| {
+                let id = result.as_ref().ok().map(|mapping| mapping.0 as u32);
+                Some(Event::Map { id, size, block })
+            });
+        }
         let used = self.ledger.active + self.ledger.mapped;
         if used.checked_add(size).is_none_or(|sum| sum > self.limits.memory) {
             return Err(self.refusal(size, RefusalKind::Limit));
@@ -412,6 +442,11 @@ impl Pool {
 
     /// A mapped file is mapped no longer.
     pub fn unmap<M: Memory + ?Sized>(&mut self, device: &M, mapping: MappingId) {
+        if self.watch.is_some() {
+            let event = Event::Unmap { id: mapping.0 as u32 };
+            let call = |pool: &mut Self, device: &dyn Memory| pool.unmap(device, mapping);
+            return self.observe(device, Tell::Always, call, |()| Some(event));
+        }
         if let Some(mut mapping) = self.mappings[mapping.0].take() {
             self.unwire_mapping(device, &mut mapping);
             self.ledger.mapped -= mapping.size;
@@ -421,11 +456,13 @@ impl Pool {
     /// Counts `size` bytes of the caller's own memory as wrapped.
     pub fn wrap(&mut self, size: u64) {
         self.ledger.wrapped += size;
+        self.tell(Event::Wrap { size });
     }
 
     /// Undoes [`wrap`](Self::wrap).
     pub fn unwrap_memory(&mut self, size: u64) {
         self.ledger.wrapped -= size;
+        self.tell(Event::Unwrap { size });
     }
 
     /// Sets how much is kept resident; returns the old limit. Live memory is wired until the
@@ -441,6 +478,11 @@ impl Pool {
         if bytes > self.working_set {
             return Err(self.working_set);
         }
+        if self.watch.is_some() {
+            let call = |pool: &mut Self, device: &dyn Memory| pool.set_wired_limit(device, bytes);
+            let event = Event::Limit { kind: LimitKind::Wired, bytes };
+            return self.observe(device, Tell::Always, call, |_| Some(event));
+        }
         let old = std::mem::replace(&mut self.limits.wired, bytes);
         self.rewire(device);
         Ok(old)
@@ -450,6 +492,10 @@ impl Pool {
     /// that was never submitted would have used. Returns the bytes that are still held, 0 if
     /// nothing leaks.
     pub fn close<M: Memory + ?Sized>(&mut self, device: &M) -> u64 {
+        if self.watch.is_some() {
+            let call = |pool: &mut Self, device: &dyn Memory| pool.close(device);
+            return self.observe(device, Tell::Always, call, |_| Some(Event::Close));
+        }
         self.complete_pending(device, |_| Ticket::MAX);
         self.evict(device, u64::MAX);
         for arena in &mut self.arenas {

@@ -1,7 +1,8 @@
 //! A device that only counts: for the core's tests, its examples, and replays of traces.
 
-use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::caps::Storage;
 use crate::hazard::{QueueId, Ticket};
@@ -14,13 +15,18 @@ use crate::size::PAGE;
 pub struct HostModel {
     /// Only counts, page states are not kept.
     quick: bool,
-    next: Cell<u64>,
+    next: AtomicU64,
     /// Committed pages by span; a block is a span with all of its pages committed.
-    pages: RefCell<BTreeMap<u64, Vec<bool>>>,
-    held: Cell<u64>,
-    calls: Cell<u64>,
-    fail_at: Cell<Option<u64>>,
-    reached: RefCell<Vec<Ticket>>,
+    pages: Mutex<BTreeMap<u64, Vec<bool>>>,
+    held: AtomicU64,
+    calls: AtomicU64,
+    fail_at: Mutex<Option<u64>>,
+    reached: Mutex<Vec<Ticket>>,
+}
+
+/// A poisoned lock is no reason to stop: whoever panicked has failed the test already.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Spans of the model are checked page by page up to this many bytes of address space; beyond
@@ -40,22 +46,22 @@ impl HostModel {
 
     /// Bytes that the pool holds of this device: the independent count behind rule D.3.
     pub fn held(&self) -> u64 {
-        self.held.get()
+        self.held.load(Ordering::Relaxed)
     }
 
     /// Calls made so far that may fail.
     pub fn calls(&self) -> u64 {
-        self.calls.get()
+        self.calls.load(Ordering::Relaxed)
     }
 
     /// Lets the `n`-th call from now fail (0 is the next one).
     pub fn fail_after(&self, n: u64) {
-        self.fail_at.set(Some(self.calls.get() + n));
+        *lock(&self.fail_at) = Some(self.calls() + n);
     }
 
     /// Moves the timeline of `queue` on to `ticket`.
     pub fn reach(&self, queue: QueueId, ticket: Ticket) {
-        let mut reached = self.reached.borrow_mut();
+        let mut reached = lock(&self.reached);
         let index = queue.0 as usize;
         if reached.len() <= index {
             reached.resize(index + 1, 0);
@@ -64,25 +70,24 @@ impl HostModel {
     }
 
     fn call(&self, name: &'static str) -> Result<(), DriverError> {
-        let number = self.calls.get();
-        self.calls.set(number + 1);
-        if self.fail_at.get() == Some(number) {
-            self.fail_at.set(None);
+        let number = self.calls.fetch_add(1, Ordering::Relaxed);
+        let mut fail_at = lock(&self.fail_at);
+        if *fail_at == Some(number) {
+            *fail_at = None;
             return Err(DriverError { call: name, code: -2 });
         }
         Ok(())
     }
 
     fn add(&self, size: u64, committed: bool) -> Block {
-        let id = self.next.get() + 1;
-        self.next.set(id);
+        let id = self.next.fetch_add(1, Ordering::Relaxed) + 1;
         let pages = if self.quick { 0 } else { (size.min(CHECKED) / PAGE) as usize };
-        self.pages.borrow_mut().insert(id, vec![committed; pages]);
+        lock(&self.pages).insert(id, vec![committed; pages]);
         Block { id: BlockId(id), size, address: 0 }
     }
 
     fn remove(&self, block: &Block, committed: bool) {
-        let pages = self.pages.borrow_mut().remove(&block.id.0);
+        let pages = lock(&self.pages).remove(&block.id.0);
         let pages = pages.expect("given back what is held");
         assert!(pages.iter().all(|&page| page == committed), "{block:?} in the wrong state");
     }
@@ -91,7 +96,7 @@ impl HostModel {
         if self.quick {
             return;
         }
-        let mut spans = self.pages.borrow_mut();
+        let mut spans = lock(&self.pages);
         let pages = spans.get_mut(&span.0).expect("a span that is held");
         let end = ((offset + len).min(CHECKED) / PAGE) as usize;
         let start = ((offset.min(CHECKED)) / PAGE) as usize;
@@ -105,12 +110,12 @@ impl HostModel {
 impl Memory for HostModel {
     fn obtain(&self, size: u64, _mode: Storage) -> Result<Block, DriverError> {
         self.call("obtain")?;
-        self.held.set(self.held.get() + size);
+        self.held.fetch_add(size, Ordering::Relaxed);
         Ok(self.add(size, true))
     }
 
     fn give_back(&self, block: Block) {
-        self.held.set(self.held.get() - block.size);
+        self.held.fetch_sub(block.size, Ordering::Relaxed);
         self.remove(&block, true);
     }
 
@@ -126,13 +131,13 @@ impl Memory for HostModel {
     fn commit(&self, span: BlockId, offset: u64, len: u64) -> Result<(), DriverError> {
         self.call("commit")?;
         self.turn(span, (offset, len), true);
-        self.held.set(self.held.get() + len);
+        self.held.fetch_add(len, Ordering::Relaxed);
         Ok(())
     }
 
     fn decommit(&self, span: BlockId, offset: u64, len: u64) {
         self.turn(span, (offset, len), false);
-        self.held.set(self.held.get() - len);
+        self.held.fetch_sub(len, Ordering::Relaxed);
     }
 
     fn wire(&self, _block: BlockId, _offset: u64, _len: u64) -> Result<(), DriverError> {
@@ -142,6 +147,6 @@ impl Memory for HostModel {
     fn unwire(&self, _block: BlockId, _offset: u64, _len: u64) {}
 
     fn reached(&self, queue: QueueId) -> Ticket {
-        self.reached.borrow().get(queue.0 as usize).copied().unwrap_or(0)
+        lock(&self.reached).get(queue.0 as usize).copied().unwrap_or(0)
     }
 }

@@ -21,6 +21,8 @@ use crate::pending::{Note, Pending, Target};
 use crate::size::{PAGE, allocation_size};
 use crate::slab::{Freed, Slabs};
 use crate::stats::{MemoryStats, format_bytes};
+use crate::trace::observe::{Tell, Watch};
+use crate::trace::{self, Event};
 
 /// How freed memory is reused (rule B.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -170,6 +172,11 @@ impl Allocation {
         self.mode
     }
 
+    /// Where it lies, as traces name it.
+    pub fn trace_place(&self) -> trace::Place {
+        trace::Place { mode: self.mode, block: self.block, offset: self.offset }
+    }
+
     /// Work of an earlier owner that may still use the range: another queue, and the CPU, must
     /// wait for it first. It is work of the queue that the request named.
     pub fn inherited(&self) -> Option<Stamp> {
@@ -290,6 +297,7 @@ pub struct Pool {
     /// Blocks that are wired whole.
     pub(crate) wired_blocks: BTreeMap<BlockId, WiredBlock>,
     pub(crate) mappings: Vec<Option<crate::limits::Mapping>>,
+    pub(crate) watch: Option<Box<Watch>>,
     clock: u64,
 }
 
@@ -315,6 +323,7 @@ impl Pool {
             wired_mapped: 0,
             wired_blocks: BTreeMap::new(),
             mappings: Vec::new(),
+            watch: None,
             clock: 0,
         }
     }
@@ -340,6 +349,9 @@ impl Pool {
         if request.len == 0 {
             return Ok(self.empty(&request));
         }
+        if self.watch.is_some() {
+            return self.allocate_observed(device, request);
+        }
         let Some(size) = allocation_size(request.len) else {
             return Err(self.refusal(request.len, RefusalKind::Overflow));
         };
@@ -362,6 +374,31 @@ impl Pool {
         self.ledger.allocated(request.label, allocation.size, request.len);
         self.high_water = self.high_water.max(self.ledger.active);
         Ok(allocation)
+    }
+
+    #[cold]
+    fn allocate_observed<M: Memory + ?Sized>(
+        &mut self,
+        device: &M,
+        request: Request,
+    ) -> Result<Allocation, Refusal> {
+        let Request { len, mode, queue, label } = request;
+        let event = |result: &Result<Allocation, Refusal>| {
+            Some(match result {
+                Ok(allocation) => Event::Allocate {
+                    place: allocation.trace_place(),
+                    asked: len,
+                    size: allocation.size,
+                    queue,
+                    label,
+                    inherited: allocation.inherited.map(|stamp| stamp.ticket),
+                },
+                Err(refusal) => {
+                    Event::Refuse { mode, asked: len, queue, label, reason: refusal.kind }
+                }
+            })
+        };
+        self.observe(device, Tell::Always, |pool, device| pool.allocate(device, request), event)
     }
 
     fn empty(&self, request: &Request) -> Allocation {
@@ -546,6 +583,13 @@ impl Pool {
         allocation: Allocation,
         mut stamps: Stamps,
     ) {
+        if self.watch.is_some() && allocation.size > 0 {
+            let place = allocation.trace_place();
+            let noted = trace::noted(&stamps);
+            let event = move |_: &()| Some(Event::Free { place, stamps: noted });
+            let call = |pool: &mut Self, device: &dyn Memory| pool.free(device, allocation, stamps);
+            return self.observe(device, Tell::Always, call, event);
+        }
         let Allocation { place, mode, block, size, asked, label, inherited, .. } = allocation;
         if matches!(place, Place::Empty) {
             return;
@@ -629,6 +673,10 @@ impl Pool {
     /// Makes idle what was freed while work used it and is now done, and trims the cache to its
     /// limit. The pool does so on its own calls; a device calls it when a batch is done.
     pub fn poll<M: Memory + ?Sized>(&mut self, device: &M) {
+        if self.watch.is_some() {
+            let call = |pool: &mut Self, device: &dyn Memory| pool.poll(device);
+            return self.observe(device, Tell::IfChanged, call, |()| Some(Event::Poll));
+        }
         if self.complete_pending(device, |queue| device.reached(queue)) {
             self.trim(device);
         }
@@ -665,7 +713,9 @@ impl Pool {
 
     /// The row of label `name` inside `parent`.
     pub fn label(&mut self, parent: LabelId, name: &str) -> LabelId {
-        self.ledger.intern(parent, name)
+        let id = self.ledger.intern(parent, name);
+        self.tell_labels();
+        id
     }
 
     /// What is allocated by label.

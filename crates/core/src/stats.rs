@@ -84,6 +84,34 @@ impl MemoryStats {
         ]
     }
 
+    /// The same figures to be set, in the same order.
+    pub(crate) fn figures_mut(&mut self) -> [&mut u64; 22] {
+        [
+            &mut self.active,
+            &mut self.peak,
+            &mut self.cache,
+            &mut self.mapped,
+            &mut self.active_with_mapped,
+            &mut self.peak_with_mapped,
+            &mut self.memory_limit,
+            &mut self.cache_limit,
+            &mut self.system_allocations,
+            &mut self.wired_limit,
+            &mut self.wired,
+            &mut self.wired_mapped,
+            &mut self.wrapped,
+            &mut self.pending,
+            &mut self.padding,
+            &mut self.slack,
+            &mut self.reserved,
+            &mut self.peak_reserved,
+            &mut self.committed_ever,
+            &mut self.working_set,
+            &mut self.allocations,
+            &mut self.blocks,
+        ]
+    }
+
     /// Whether a figure of that name is a count, not bytes.
     pub fn is_count(name: &str) -> bool {
         matches!(name, "system_allocations" | "allocations" | "blocks")
