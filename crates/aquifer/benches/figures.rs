@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use aquifer::core::{Caps, HostModel, Pool, Request, Settings, Storage as Mode};
 use aquifer::prelude::*;
+use aquifer::trace::TraceOptions;
 use rayon::prelude::*;
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -44,7 +45,7 @@ fn main() -> aquifer::Result<()> {
         pool_pairs();
     }
     type Figure = fn(&Device) -> aquifer::Result<()>;
-    let figures: [(&str, Figure); 8] = [
+    let figures: [(&str, Figure); 9] = [
         ("device", array_pairs),
         ("threads", two_threads),
         ("get", elements),
@@ -53,6 +54,7 @@ fn main() -> aquifer::Result<()> {
         ("read", unrelated_read),
         ("checkpoint", checkpoint),
         ("live", many_live),
+        ("trace", tracing),
     ];
     for (name, figure) in figures {
         if wanted(name) {
@@ -301,5 +303,33 @@ fn many_live(device: &Device) -> aquifer::Result<()> {
     let (few, many) = (median(few), median(many));
     println!("  an allocation among 1,000 live: {few:.1} ns, among 1,000,000: {many:.1} ns");
     print("an allocation among 1,000,000 / among 1,000", many / few, "x", 2.0);
+    Ok(())
+}
+
+/// What recording costs an event: an allocate and a free, beside the same without a trace, in turn.
+fn tracing(_device: &Device) -> aquifer::Result<()> {
+    const COUNT: usize = 20_000;
+    let path = std::env::temp_dir().join(format!("aquifer-figures-{}.aqt", std::process::id()));
+    let device = Device::cpu()?;
+    for size in [256u64, 1 << 20] {
+        drop(device.allocate_raw(size, Mode::Private)?);
+        let pairs = || {
+            let start = Instant::now();
+            for _ in 0..COUNT {
+                drop(black_box(device.allocate_raw(size, Mode::Private)));
+            }
+            start.elapsed().as_nanos() as f64 / COUNT as f64
+        };
+        let (mut plain, mut traced) = (Vec::new(), Vec::new());
+        for _ in 0..21 {
+            plain.push(pairs());
+            device.trace().start_with(TraceOptions::new().file(&path))?;
+            traced.push(pairs());
+            device.trace().stop()?;
+        }
+        let (plain, traced) = (median(plain), median(traced));
+        print(&format!("an event of {size} B in a trace"), (traced - plain) / 2.0, "ns", 50.0);
+    }
+    std::fs::remove_file(&path).ok();
     Ok(())
 }

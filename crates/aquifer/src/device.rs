@@ -19,6 +19,7 @@ use aquifer_core::{
 use crate::error::{Error, ErrorKind, Inner, Result};
 use crate::label;
 use crate::queue::{Queue, Recorder};
+use crate::trace::{Running, TraceOptions};
 
 /// A processor with its memory. Cheap to clone: all clones are one device, which closes when the
 /// last of them and the last of its arrays are gone.
@@ -53,6 +54,9 @@ pub(crate) struct DeviceInner {
     any_untold: AtomicBool,
     /// Compilations made: what the cache of pipelines saves is seen by it.
     compiled: AtomicU64,
+    /// Whether a trace is under way.
+    pub(crate) traced: AtomicBool,
+    pub(crate) tracing: Mutex<Option<Running>>,
 }
 
 /// A device that is here, or that is not and why.
@@ -85,6 +89,7 @@ pub struct DeviceBuilder {
     memory_limit: Option<u64>,
     cache_limit: Option<u64>,
     poison: bool,
+    trace: Option<TraceOptions>,
 }
 
 impl DeviceBuilder {
@@ -139,9 +144,18 @@ impl DeviceBuilder {
         self
     }
 
+    /// Records what happens to the device's memory from its first use on; default
+    /// `AQUIFER_TRACE=path`, with call stacks where `AQUIFER_TRACE_STACKS=1`.
+    #[must_use]
+    pub fn trace(mut self, options: TraceOptions) -> Self {
+        self.trace = Some(options);
+        self
+    }
+
     /// Opens the device.
     ///
     /// # Errors
+    /// `Io` where the file of a trace cannot be made;
     /// `NoDevice` where there is none of the name, with the reason; `Name` where
     /// `AQUIFER_STORAGE` is not a mode.
     pub fn open(self) -> Result<Device> {
@@ -162,7 +176,7 @@ impl DeviceBuilder {
         settings.limits.memory = self.memory_limit.unwrap_or(settings.limits.memory);
         settings.limits.cache = self.cache_limit.unwrap_or(settings.limits.cache);
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        Ok(Device(Arc::new(DeviceInner {
+        let device = Device(Arc::new(DeviceInner {
             pool: Mutex::new(Pool::new(backend.caps(), settings)),
             backend,
             id: NEXT.fetch_add(1, Ordering::Relaxed),
@@ -177,7 +191,13 @@ impl DeviceBuilder {
             untold: Mutex::default(),
             any_untold: AtomicBool::new(false),
             compiled: AtomicU64::new(0),
-        })))
+            traced: AtomicBool::new(false),
+            tracing: Mutex::default(),
+        }));
+        if let Some(options) = self.trace.or_else(TraceOptions::from_environment) {
+            device.trace().start_with(options)?;
+        }
+        Ok(device)
     }
 }
 
@@ -593,7 +613,7 @@ impl Device {
             if backend.reached(queue) < ticket {
                 // C.5: a caller that waits anyway makes room meanwhile.
                 self.pool().relieve(&**backend, 50);
-                backend.wait(queue, ticket, limit)?;
+                self.traced_wait(queue, ticket, limit)?;
             }
         }
         self.check_failure(queue)
@@ -699,7 +719,14 @@ impl Drop for DeviceInner {
             wait_over(&*self.backend, queue, self.backend.submitted(queue));
             self.backend.close_queue(queue);
         }
-        let left = self.pool.get_mut().close(&*self.backend);
+        let pool = self.pool.get_mut();
+        let left = pool.close(&*self.backend);
+        pool.stop_observing();
+        if let Some(mut running) = self.tracing.get_mut().take()
+            && let Err(error) = running.finish()
+        {
+            eprintln!("aquifer: the trace is not whole: {error}");
+        }
         if left > 0 {
             eprintln!("aquifer: {left} bytes are still held at the close of a device");
         }

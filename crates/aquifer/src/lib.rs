@@ -34,6 +34,8 @@ mod print;
 mod queue;
 mod safetensors;
 mod shape;
+mod stacks;
+pub mod trace;
 mod wrap;
 
 pub use access::{ReadGuard, ScalarPermission, WriteGuard, allow_scalar};

@@ -9,11 +9,13 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 
 use aquifer_backend::{Backend, Batch, Command};
+use aquifer_core::trace::Event;
 use aquifer_core::{Access, ByteRange, Dependencies, Epoch, QueueId, Stamp, Ticket, Use};
 
 use crate::buffer::Buffer;
 use crate::device::{Device, DeviceInner};
 use crate::error::Result;
+use crate::trace::Shared;
 
 /// Commands of a batch before it is submitted.
 const BATCH_COMMANDS: usize = 64;
@@ -37,6 +39,8 @@ pub(crate) struct Recorder {
     /// Queues whose threads have ended, for the next thread.
     spare: Vec<QueueId>,
     barriers: u64,
+    /// The trace under way.
+    pub(crate) trace: Option<Arc<Shared>>,
 }
 
 /// A range of an array that a command touches.
@@ -80,6 +84,7 @@ impl Recorder {
         if open.batch.commands.is_empty() {
             return Ok(false);
         }
+        let commands = open.batch.commands.len() as u32;
         // SAFETY: the contract of `Backend::submit`. 1: bindings are made by `Array` from ranges
         // it has checked, of memory that goes back to the pool only with this batch's stamp, or
         // is kept alive by the batch. 2 and 3: `record` put waits and barriers before each
@@ -88,6 +93,9 @@ impl Recorder {
         let ticket = unsafe { backend.submit(queue, &mut open.batch) }?;
         debug_assert_eq!(ticket, open.submitted + 1, "tickets of a queue count up by one");
         open.submitted = ticket;
+        if let Some(trace) = &self.trace {
+            trace.record(Event::Submit { queue, ticket, commands });
+        }
         Ok(true)
     }
 
@@ -153,6 +161,10 @@ impl Recorder {
                 open.batch.keep.push(Arc::clone(touch.buffer) as _);
             }
         }
+        if let (Some(trace), Command::Copy { .. }) = (&self.trace, &command) {
+            let size = touches.first().map_or(0, |touch| touch.range.end - touch.range.start);
+            trace.record(Event::Copy { queue, size });
+        }
         open.batch.commands.push(command);
         open.batch.cost = open.batch.cost.saturating_add(cost);
         Ok(open.batch.commands.len() >= BATCH_COMMANDS || open.batch.cost >= BATCH_BYTES)
@@ -185,7 +197,7 @@ impl Device {
         let backend = &*self.0.backend;
         let submitted = backend.submitted(queue);
         if submitted >= IN_FLIGHT && backend.reached(queue) + IN_FLIGHT <= submitted {
-            backend.wait(queue, submitted + 1 - IN_FLIGHT, None)?;
+            self.traced_wait(queue, submitted + 1 - IN_FLIGHT, None)?;
         }
         self.flush(queue)
     }

@@ -13,6 +13,7 @@ pub mod kernels;
 pub mod memory;
 pub mod numbers;
 pub mod order;
+pub mod traces;
 
 use aquifer::prelude::*;
 
@@ -61,16 +62,24 @@ pub fn with<T: aquifer::Element>(device: &Device, part: impl FnOnce() -> Result<
     Ok(())
 }
 
-/// Runs a case on a fresh device and checks that nothing is left (rule J.2).
+/// Runs a case on a fresh device and checks that nothing is left (rule J.2), and that its trace
+/// replays to the same figures.
 pub fn run(opened: impl Into<Opened>, case: fn(&Device) -> Result<()>) {
     let Opened { device, complaints } = opened.into();
     let Some(device) = device else { return };
+    device.trace().start().unwrap();
     case(&device).unwrap();
-    end(device);
+    end(&device);
+    if let Some(recording) = device.trace().take().unwrap() {
+        let trace = recording.decode().unwrap().trace;
+        let verified = aquifer::core::replay::verify(&trace).unwrap();
+        assert_eq!(verified.stats, device.memory());
+    }
+    drop(device);
     assert_eq!(complaints(), Vec::<String>::new());
 }
 
-fn end(device: Device) {
+fn end(device: &Device) {
     device.synchronize().unwrap();
     let stats = device.memory();
     let left = (stats.active, stats.mapped, stats.wrapped, stats.allocations);
@@ -128,6 +137,9 @@ macro_rules! conformance {
                 guards_and_records_race_safely threads_of_a_pool_wait_safely
                 views_outlive_parents_in_flight wrapped_memory_lives_to_its_last_command
                 a_device_drops_with_work_in_flight user_kernels_see_ranges;
+            traces:
+                a_decode_loop_replays_exactly threads_and_refusals_replay_exactly
+                a_trace_may_begin_in_the_middle;
         }
     };
 }
