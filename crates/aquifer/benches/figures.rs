@@ -308,7 +308,7 @@ fn many_live(device: &Device) -> aquifer::Result<()> {
 
 /// What recording costs an event: an allocate and a free, beside the same without a trace, in turn.
 fn tracing(_device: &Device) -> aquifer::Result<()> {
-    const COUNT: usize = 20_000;
+    const COUNT: usize = 100_000;
     let path = std::env::temp_dir().join(format!("aquifer-figures-{}.aqt", std::process::id()));
     let device = Device::cpu()?;
     for size in [256u64, 1 << 20] {

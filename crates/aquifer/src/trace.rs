@@ -1,9 +1,10 @@
 //! Recording what happens to a device's memory: a file, or bytes in memory.
 //!
-//! The one idea: whoever makes an event only puts it into a buffer, whole and unencoded; a thread of
-//! the trace's takes the buffer away, encodes it and writes it. Events of the pool are made under
-//! the pool's lock, so the buffer has them in the order in which they happened.
+//! The one idea: whoever makes an event encodes it into a buffer, some twenty bytes; a thread of the
+//! trace's takes the buffer away and writes it. Events of the pool are made under the pool's lock, so
+//! the buffer has them in the order in which they happened.
 
+use std::cell::Cell;
 use std::fmt;
 use std::fs::File;
 use std::io::Write;
@@ -11,22 +12,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aquifer_backend::WaitError;
 use aquifer_core::trace::format::{self, Decoded, Encoder};
 use aquifer_core::trace::{Begin, Event, Observer, Record};
 use aquifer_core::{QueueId, Ticket};
 use parking_lot::{Condvar, Mutex};
+use quanta::Clock;
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Inner, Result};
 use crate::stacks::Stacks;
 
-/// Events that a buffer holds before whoever makes the next one writes them itself.
-const MOST_BUFFERED: usize = 1 << 16;
-/// Events after which the writing thread is woken.
-const WAKE_AT: usize = 1 << 12;
+/// Bytes that are buffered before whoever makes the next event writes them itself.
+const MOST_BUFFERED: usize = 4 << 20;
+/// Bytes after which the writing thread is woken.
+const WAKE_AT: usize = 64 << 10;
 /// How long an event waits at most: what a program that is killed loses.
 const FLUSH_EVERY: Duration = Duration::from_millis(100);
 
@@ -251,14 +253,15 @@ impl Device {
         ticket: Ticket,
         limit: Option<Duration>,
     ) -> Result<(), WaitError> {
-        let start = self.0.traced.load(Ordering::Relaxed).then(Instant::now);
+        if !self.0.traced.load(Ordering::Relaxed) {
+            return self.0.backend.wait(queue, ticket, limit);
+        }
+        let trace = self.recorder().trace.clone();
+        let start = trace.as_ref().map(|trace| trace.clock.raw());
         let result = self.0.backend.wait(queue, ticket, limit);
-        if let Some(start) = start {
-            let ns = start.elapsed().as_nanos() as u64;
-            let trace = self.recorder().trace.clone();
-            if let Some(trace) = trace {
-                trace.record(Event::Wait { queue, ticket, ns });
-            }
+        if let (Some(trace), Some(start)) = (trace, start) {
+            let ns = trace.clock.delta_as_nanos(start, trace.clock.raw());
+            trace.record(Event::Wait { queue, ticket, ns });
         }
         result
     }
@@ -282,8 +285,11 @@ impl Running {
 
 /// What the makers of events and the writing thread share.
 pub(crate) struct Shared {
-    start: Instant,
-    buffer: Mutex<Vec<Record>>,
+    /// The processor's own counter: a third of the cost of the system's clock.
+    clock: Clock,
+    /// Its ticks at time 0.
+    start: u64,
+    buffer: Mutex<Buffer>,
     wake: Condvar,
     done: AtomicBool,
     output: Mutex<Output>,
@@ -296,22 +302,38 @@ impl fmt::Debug for Shared {
     }
 }
 
+/// What has not been written yet.
+struct Buffer {
+    encoder: Encoder,
+    /// The writing thread has been woken and has not come yet.
+    woken: bool,
+}
+
 /// Where encoded events go.
 struct Output {
-    encoder: Encoder,
     file: Option<(PathBuf, File)>,
     memory: Vec<u8>,
     /// The buffer that is not in use.
-    spare: Vec<Record>,
+    spare: Vec<u8>,
     failed: Option<Error>,
 }
 
 thread_local! {
-    /// This thread's number in traces.
-    static THREAD: u32 = {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        NEXT.fetch_add(1, Ordering::Relaxed)
-    };
+    /// This thread's number in traces; the highest where it has none yet.
+    static THREAD: Cell<u32> = const { Cell::new(u32::MAX) };
+}
+
+/// The number of the calling thread.
+#[inline]
+fn thread_number() -> u32 {
+    let known = THREAD.get();
+    if known != u32::MAX {
+        return known;
+    }
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    THREAD.set(number);
+    number
 }
 
 impl Shared {
@@ -324,16 +346,17 @@ impl Shared {
             }
             None => None,
         };
+        let clock = Clock::new();
         Ok(Self {
-            start: Instant::now(),
-            buffer: Mutex::new(Vec::with_capacity(MOST_BUFFERED)),
+            start: clock.raw(),
+            clock,
+            buffer: Mutex::new(Buffer { encoder: Encoder::new(), woken: false }),
             wake: Condvar::new(),
             done: AtomicBool::new(false),
             output: Mutex::new(Output {
-                encoder: Encoder::new(),
                 file,
                 memory: Vec::new(),
-                spare: Vec::with_capacity(MOST_BUFFERED),
+                spare: Vec::new(),
                 failed: None,
             }),
             stacks: options.stacks.then(Mutex::default),
@@ -342,31 +365,38 @@ impl Shared {
 
     /// Keeps an event of the calling thread.
     pub(crate) fn record(&self, event: Event) {
-        let time_ns = self.start.elapsed().as_nanos() as u64;
-        let thread = THREAD.try_with(|thread| *thread).unwrap_or(u32::MAX);
         let site = match (&self.stacks, &event) {
-            (Some(stacks), Event::Allocate { .. }) => self.site(stacks, time_ns, thread),
+            (Some(stacks), Event::Allocate { .. }) => self.site(stacks),
             _ => 0,
         };
-        let len = {
-            let mut buffer = self.buffer.lock();
-            buffer.push(Record { time_ns, thread, site, event });
-            buffer.len()
-        };
-        if len == WAKE_AT {
+        let (wake, full) = self.push(site, event);
+        if wake {
             self.wake.notify_one();
-        } else if len >= MOST_BUFFERED {
+        }
+        if full {
             self.drain();
         }
     }
 
+    /// Encodes an event; whether the writing thread is to be woken, and whether the buffer is full.
+    #[inline]
+    fn push(&self, site: u32, event: Event) -> (bool, bool) {
+        let thread = thread_number();
+        let time_ns = self.clock.delta_as_nanos(self.start, self.clock.raw());
+        let mut buffer = self.buffer.lock();
+        buffer.encoder.push(&Record { time_ns, thread, site, event });
+        let len = buffer.encoder.len();
+        let wake = len >= WAKE_AT && !buffer.woken;
+        buffer.woken |= wake;
+        (wake, len >= MOST_BUFFERED)
+    }
+
     /// The number of the stack that an allocation is made from.
     #[cold]
-    fn site(&self, stacks: &Mutex<Stacks>, time_ns: u64, thread: u32) -> u32 {
+    fn site(&self, stacks: &Mutex<Stacks>) -> u32 {
         let (id, new) = stacks.lock().current();
         if let Some(stack) = new {
-            let event = Event::Site { id, stack: stack.into() };
-            self.buffer.lock().push(Record { time_ns, thread, site: 0, event });
+            self.push(0, Event::Site { id, stack: stack.into() });
         }
         id
     }
@@ -376,19 +406,21 @@ impl Shared {
     fn drain(&self) {
         let mut output = self.output.lock();
         let spare = std::mem::take(&mut output.spare);
-        let mut events = std::mem::replace(&mut *self.buffer.lock(), spare);
-        for record in events.drain(..) {
-            output.encoder.push(&record);
-        }
-        output.spare = events;
-        output.write();
+        let mut bytes = {
+            let mut buffer = self.buffer.lock();
+            buffer.woken = false;
+            buffer.encoder.swap(spare)
+        };
+        output.write(&bytes);
+        bytes.clear();
+        output.spare = bytes;
     }
 
     fn write_until_done(&self) {
         while !self.done.load(Ordering::Acquire) {
             {
                 let mut buffer = self.buffer.lock();
-                if buffer.len() < WAKE_AT {
+                if buffer.encoder.len() < WAKE_AT {
                     self.wake.wait_for(&mut buffer, FLUSH_EVERY);
                 }
             }
@@ -405,13 +437,12 @@ impl Shared {
 }
 
 impl Output {
-    fn write(&mut self) {
-        let bytes = self.encoder.take();
+    fn write(&mut self, bytes: &[u8]) {
         match &mut self.file {
-            None => self.memory.extend_from_slice(&bytes),
+            None => self.memory.extend_from_slice(bytes),
             Some((path, file)) => {
                 if self.failed.is_none()
-                    && let Err(source) = file.write_all(&bytes)
+                    && let Err(source) = file.write_all(bytes)
                 {
                     // The program goes on; whoever stops the trace is told.
                     self.failed = Some(io(path, source));

@@ -99,8 +99,20 @@ pub struct Encoder {
     time_ns: u64,
     thread: u32,
     out: Vec<u8>,
-    payload: Vec<u8>,
+    fields: Fields,
 }
+
+/// The payload of one event: nearly always small enough for the array, which a hot path fills
+/// without a call.
+#[derive(Debug)]
+struct Fields {
+    len: usize,
+    small: [u8; SMALL_PAYLOAD],
+    rest: Vec<u8>,
+}
+
+/// Bytes of a payload that need no memory of their own.
+const SMALL_PAYLOAD: usize = 120;
 
 impl Default for Encoder {
     fn default() -> Self {
@@ -113,35 +125,56 @@ impl Encoder {
     pub fn new() -> Self {
         let mut out = MAGIC.to_vec();
         out.push(VERSION);
-        Self { time_ns: 0, thread: 0, out, payload: Vec::new() }
+        let fields = Fields { len: 0, small: [0; SMALL_PAYLOAD], rest: Vec::new() };
+        Self { time_ns: 0, thread: 0, out, fields }
     }
 
     /// Writes an event.
     pub fn push(&mut self, record: &Record) {
         if record.thread != self.thread {
             self.thread = record.thread;
-            self.payload.clear();
-            put(&mut self.payload, record.thread.into());
+            self.fields.put(record.thread.into());
             self.frame(tag::THREAD);
         }
-        self.payload.clear();
         // Times of two threads may cross by nanoseconds; in the file they never run backwards.
         let time = record.time_ns.max(self.time_ns);
-        put(&mut self.payload, time - self.time_ns);
+        self.fields.put(time - self.time_ns);
         self.time_ns = time;
-        let tag = encode(record, &mut self.payload);
+        let tag = encode(record, &mut self.fields);
         self.frame(tag);
     }
 
+    /// Writes the fields behind their tag and length, and clears them.
+    #[inline]
     fn frame(&mut self, tag: u8) {
-        self.out.push(tag);
-        put(&mut self.out, self.payload.len() as u64);
-        self.out.extend_from_slice(&self.payload);
+        let fields = &mut self.fields;
+        let len = fields.len + fields.rest.len();
+        if len < 0x80 {
+            self.out.extend_from_slice(&[tag, len as u8]);
+        } else {
+            self.out.push(tag);
+            let mut left = len;
+            while left >= 0x80 {
+                self.out.push(left as u8 | 0x80);
+                left >>= 7;
+            }
+            self.out.push(left as u8);
+        }
+        self.out.extend_from_slice(&fields.small[..fields.len]);
+        if !fields.rest.is_empty() {
+            self.out.append(&mut fields.rest);
+        }
+        fields.len = 0;
+    }
+
+    /// Takes what was written since the last time; `spare` is what is written to next.
+    pub fn swap(&mut self, spare: Vec<u8>) -> Vec<u8> {
+        std::mem::replace(&mut self.out, spare)
     }
 
     /// Takes what was written since the last time.
     pub fn take(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.out)
+        self.swap(Vec::new())
     }
 
     /// Bytes written since the last time that they were taken.
@@ -155,69 +188,84 @@ impl Encoder {
     }
 }
 
-fn put(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
+impl Fields {
+    #[inline]
+    fn push(&mut self, byte: u8) {
+        match self.small.get_mut(self.len) {
+            Some(place) => {
+                *place = byte;
+                self.len += 1;
+            }
+            None => self.rest.push(byte),
+        }
     }
-    out.push(value as u8);
+
+    #[inline]
+    fn put(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.push(value as u8);
+    }
 }
 
 /// A number that may be absent: 0 for none, else the number + 1.
-fn put_optional(out: &mut Vec<u8>, value: Option<u64>) {
-    put(out, value.map_or(0, |value| value.wrapping_add(1)));
+#[inline]
+fn put_optional(out: &mut Fields, value: Option<u64>) {
+    out.put(value.map_or(0, |value| value.wrapping_add(1)));
 }
 
-fn put_text(out: &mut Vec<u8>, text: &str) {
-    put(out, text.len() as u64);
-    out.extend_from_slice(text.as_bytes());
+fn put_text(out: &mut Fields, text: &str) {
+    out.put(text.len() as u64);
+    text.bytes().for_each(|byte| out.push(byte));
 }
 
 /// Blocks are written plus one, so that the unknown one is a short 0.
-fn put_block(out: &mut Vec<u8>, block: BlockId) {
-    put(out, block.0.wrapping_add(1));
+fn put_block(out: &mut Fields, block: BlockId) {
+    out.put(block.0.wrapping_add(1));
 }
 
-fn put_place(out: &mut Vec<u8>, place: Place) {
+fn put_place(out: &mut Fields, place: Place) {
     out.push(place.mode as u8);
     put_block(out, place.block);
-    put(out, place.offset);
+    out.put(place.offset);
 }
 
-fn put_extent(out: &mut Vec<u8>, extent: &Extent) {
+fn put_extent(out: &mut Fields, extent: &Extent) {
     put_block(out, extent.block);
-    put(out, extent.offset);
-    put(out, extent.len);
+    out.put(extent.offset);
+    out.put(extent.len);
 }
 
-fn put_queue(out: &mut Vec<u8>, queue: Option<QueueId>) {
+fn put_queue(out: &mut Fields, queue: Option<QueueId>) {
     put_optional(out, queue.map(|queue| queue.0.into()));
 }
 
 /// Writes the fields of an event; its tag.
-fn encode(record: &Record, out: &mut Vec<u8>) -> u8 {
+fn encode(record: &Record, out: &mut Fields) -> u8 {
     match &record.event {
         Event::Allocate { place, asked, size, queue, label, inherited } => {
             put_place(out, *place);
-            put(out, *asked);
-            put(out, size.wrapping_sub(*asked));
+            out.put(*asked);
+            out.put(size.wrapping_sub(*asked));
             put_queue(out, *queue);
-            put(out, label.0.into());
+            out.put(label.0.into());
             put_optional(out, *inherited);
-            put(out, record.site.into());
+            out.put(record.site.into());
             tag::ALLOCATE
         }
         Event::Free { place, stamps } => {
             put_place(out, *place);
             for &(queue, ticket) in stamps {
-                put(out, queue.0.into());
-                put(out, ticket);
+                out.put(queue.0.into());
+                out.put(ticket);
             }
             tag::FREE
         }
         Event::Complete { queue, ticket } => {
-            put(out, queue.0.into());
-            put(out, *ticket);
+            out.put(queue.0.into());
+            out.put(*ticket);
             tag::COMPLETE
         }
         Event::Commit(extent) => {
@@ -237,55 +285,55 @@ fn encode(record: &Record, out: &mut Vec<u8>) -> u8 {
             tag::UNWIRE
         }
         Event::Submit { queue, ticket, commands } => {
-            put(out, queue.0.into());
-            put(out, *ticket);
-            put(out, (*commands).into());
+            out.put(queue.0.into());
+            out.put(*ticket);
+            out.put((*commands).into());
             tag::SUBMIT
         }
         Event::Copy { queue, size } => {
-            put(out, queue.0.into());
-            put(out, *size);
+            out.put(queue.0.into());
+            out.put(*size);
             tag::COPY
         }
         Event::Wait { queue, ticket, ns } => {
-            put(out, queue.0.into());
-            put(out, *ticket);
-            put(out, *ns);
+            out.put(queue.0.into());
+            out.put(*ticket);
+            out.put(*ns);
             tag::WAIT
         }
         event => encode_rare(event, out),
     }
 }
 
-fn encode_rare(event: &Event, out: &mut Vec<u8>) -> u8 {
+fn encode_rare(event: &Event, out: &mut Fields) -> u8 {
     match event {
         Event::Begin(begin) => {
             put_begin(out, begin);
             tag::BEGIN
         }
         Event::Figures(stats) => {
-            stats.figures().iter().for_each(|(_, value)| put(out, *value));
+            stats.figures().iter().for_each(|(_, value)| out.put(*value));
             tag::FIGURES
         }
         Event::Held { label, size, count } => {
-            [label.0.into(), *size, *count].into_iter().for_each(|value| put(out, value));
+            [label.0.into(), *size, *count].into_iter().for_each(|value| out.put(value));
             tag::HELD
         }
         Event::Label { id, name } => {
-            put(out, id.0.into());
+            out.put(id.0.into());
             put_text(out, name);
             tag::LABEL
         }
         Event::Site { id, stack } => {
-            put(out, (*id).into());
+            out.put((*id).into());
             put_text(out, stack);
             tag::SITE
         }
         Event::Refuse { mode, asked, queue, label, reason } => {
             out.push(*mode as u8);
-            put(out, *asked);
+            out.put(*asked);
             put_queue(out, *queue);
-            put(out, label.0.into());
+            out.put(label.0.into());
             let (kind, number) = match *reason {
                 RefusalKind::Limit => (0, 0),
                 RefusalKind::TooLarge(most) => (1, most),
@@ -293,13 +341,13 @@ fn encode_rare(event: &Event, out: &mut Vec<u8>) -> u8 {
                 RefusalKind::Driver(_, code) => (3, code as u64),
             };
             out.push(kind);
-            put(out, number);
+            out.put(number);
             tag::REFUSE
         }
         Event::Obtain { block, mode, size } | Event::Reserve { block, mode, size } => {
             put_block(out, *block);
             out.push(*mode as u8);
-            put(out, *size);
+            out.put(*size);
             if matches!(event, Event::Obtain { .. }) { tag::OBTAIN } else { tag::RESERVE }
         }
         Event::GiveBack { block } => {
@@ -312,41 +360,41 @@ fn encode_rare(event: &Event, out: &mut Vec<u8>) -> u8 {
         }
         Event::Fail { call, size, code } => {
             out.push(*call as u8);
-            put(out, *size);
-            put(out, *code as u64);
+            out.put(*size);
+            out.put(*code as u64);
             tag::FAIL
         }
         event => encode_simple(event, out),
     }
 }
 
-fn encode_simple(event: &Event, out: &mut Vec<u8>) -> u8 {
+fn encode_simple(event: &Event, out: &mut Fields) -> u8 {
     match event {
         Event::Map { id, size, block } => {
             put_optional(out, id.map(u64::from));
-            put(out, *size);
+            out.put(*size);
             put_optional(out, block.map(|block| block.0));
             tag::MAP
         }
         Event::Unmap { id } => {
-            put(out, (*id).into());
+            out.put((*id).into());
             tag::UNMAP
         }
         Event::Wrap { size } => {
-            put(out, *size);
+            out.put(*size);
             tag::WRAP
         }
         Event::Unwrap { size } => {
-            put(out, *size);
+            out.put(*size);
             tag::UNWRAP
         }
         Event::Limit { kind, bytes } => {
             out.push(*kind as u8);
-            put(out, *bytes);
+            out.put(*bytes);
             tag::LIMIT
         }
         Event::Relieve { percent } => {
-            put(out, *percent);
+            out.put(*percent);
             tag::RELIEVE
         }
         Event::ClearCache => tag::CLEAR_CACHE,
@@ -357,7 +405,7 @@ fn encode_simple(event: &Event, out: &mut Vec<u8>) -> u8 {
     }
 }
 
-fn put_begin(out: &mut Vec<u8>, begin: &Begin) {
+fn put_begin(out: &mut Fields, begin: &Begin) {
     let (caps, settings) = (&begin.caps, &begin.settings);
     for text in [&begin.source, &begin.program, &begin.api, &caps.name] {
         put_text(out, text);
@@ -379,7 +427,7 @@ fn put_begin(out: &mut Vec<u8>, begin: &Begin) {
         settings.limits.wired,
         settings.working_set,
     ] {
-        put(out, number);
+        out.put(number);
     }
 }
 

@@ -22,7 +22,7 @@ pub(crate) struct Watch {
     observer: Box<dyn Observer>,
     /// How far each queue was last seen to have come.
     reached: Vec<Ticket>,
-    notes: Notes,
+    notes: RefCell<Notes>,
     until_figures: u32,
     labels: u32,
 }
@@ -37,7 +37,7 @@ struct Notes {
 /// A device whose answers are noted.
 struct Observed<'a, M: ?Sized> {
     device: &'a M,
-    notes: RefCell<Notes>,
+    notes: &'a RefCell<Notes>,
 }
 
 impl<M: Memory + ?Sized> Observed<'_, M> {
@@ -120,23 +120,29 @@ impl Watch {
         self.observer.record(event);
     }
 
-    /// What the queues were seen to have done since they were last looked at; whether they were
-    /// looked at.
-    fn tell_completions(&mut self) -> bool {
-        let mut seen = std::mem::take(&mut self.notes.seen);
-        let looked = !seen.is_empty();
-        for (queue, ticket) in seen.drain(..) {
+    /// Tells what the last call saw, what it was and what it did.
+    fn tell_call(&mut self, tell: Tell, event: impl FnOnce() -> Option<Event>) {
+        let notes = self.notes.get_mut();
+        // A pool that looked at a queue may have moved its notes, also where it freed nothing.
+        let quiet = notes.seen.is_empty() && notes.effects.is_empty();
+        for (queue, ticket) in notes.seen.drain(..) {
             let index = queue.0 as usize;
             if self.reached.len() <= index {
                 self.reached.resize(index + 1, 0);
             }
             if self.reached[index] < ticket {
                 self.reached[index] = ticket;
-                self.tell(Event::Complete { queue, ticket });
+                self.observer.record(Event::Complete { queue, ticket });
             }
         }
-        self.notes.seen = seen;
-        looked
+        if (tell == Tell::Always || !quiet)
+            && let Some(event) = event()
+        {
+            self.observer.record(event);
+        }
+        for event in notes.effects.drain(..) {
+            self.observer.record(event);
+        }
     }
 }
 
@@ -161,7 +167,7 @@ impl Pool {
         let mut watch = Watch {
             observer,
             reached: Vec::new(),
-            notes: Notes::default(),
+            notes: RefCell::default(),
             until_figures: FIGURES_EVERY,
             labels: 0,
         };
@@ -216,26 +222,9 @@ impl Pool {
         call: impl FnOnce(&mut Self, &dyn Memory) -> R,
         event: impl FnOnce(&R) -> Option<Event>,
     ) -> R {
-        let Some(mut watch) = self.watch.take() else {
-            return call(self, &Observed { device, notes: RefCell::default() });
-        };
-        let notes = RefCell::new(std::mem::take(&mut watch.notes));
-        let observed = Observed { device, notes };
-        let result = call(self, &observed);
-        watch.notes = observed.notes.into_inner();
-        // A pool that looked at a queue may have moved its notes, also where it freed nothing.
-        let looked = watch.tell_completions();
-        let changed = looked || !watch.notes.effects.is_empty();
-        if (tell == Tell::Always || changed)
-            && let Some(event) = event(&result)
-        {
-            watch.tell(event);
-        }
-        let mut effects = std::mem::take(&mut watch.notes.effects);
-        for event in effects.drain(..) {
-            watch.tell(event);
-        }
-        watch.notes.effects = effects;
+        let mut watch = self.watch.take().expect("only an observed pool comes here");
+        let result = call(self, &Observed { device, notes: &watch.notes });
+        watch.tell_call(tell, || event(&result));
         watch.until_figures -= 1;
         if watch.until_figures == 0 {
             watch.until_figures = FIGURES_EVERY;
