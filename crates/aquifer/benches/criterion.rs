@@ -50,7 +50,9 @@ fn load(name: &str) -> Vec<TraceEvent> {
     let file = std::fs::File::open(path).expect("the traces are committed");
     let mut text = String::new();
     flate2::read::GzDecoder::new(file).read_to_string(&mut text).expect("a gzip file");
-    parse_csv(&text).expect("a trace")
+    let mut events = parse_csv(&text).expect("a trace");
+    events.retain(|event| event.action.is_request());
+    events
 }
 
 fn replay(events: &[TraceEvent], live: &mut [Option<Allocation>]) -> u64 {
@@ -69,6 +71,7 @@ fn replay(events: &[TraceEvent], live: &mut [Option<Allocation>]) -> u64 {
                     pool.free(&device, allocation, Stamp { queue, ticket: now, epoch: now }.into());
                 }
             }
+            Action::Obtain | Action::GiveBack => {}
         }
     }
     live.iter_mut().for_each(|slot| *slot = None);

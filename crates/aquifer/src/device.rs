@@ -327,7 +327,10 @@ impl Device {
 
     /// Every figure of the device's memory, one snapshot.
     pub fn memory(&self) -> MemoryStats {
-        self.pool().stats()
+        let mut pool = self.pool();
+        // What a program was told is what a replay must come to.
+        pool.tell_figures();
+        pool.stats()
     }
 
     /// What is allocated, by label.

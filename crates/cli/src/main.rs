@@ -3,11 +3,15 @@
 
 mod demo;
 mod devices;
+mod import;
 mod inspect;
 mod json;
+mod policies;
+mod replay;
 mod sample;
 mod stats;
 mod table;
+mod threads;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -44,6 +48,8 @@ enum Command {
         #[command(flatten)]
         output: OutputOptions,
     },
+    /// Play a trace of allocations again: as it was, with other limits, or by other rules
+    Replay(replay::Options),
     /// List the devices that are here, and why others are not
     Devices {
         /// Print one JSON document
@@ -76,6 +82,8 @@ impl OutputOptions {
 enum Failure {
     Library(aquifer::Error),
     Output(std::io::Error),
+    /// A file is not what it should be.
+    File(String),
 }
 
 impl From<aquifer::Error> for Failure {
@@ -101,6 +109,7 @@ fn main() -> ExitCode {
     let result = match &arguments.command {
         Command::Inspect { file, output } => inspect::run(file, output),
         Command::Demo { output } => demo::run(output),
+        Command::Replay(options) => replay::run(options),
         Command::Devices { json } => devices::run(*json),
     };
     match result {
@@ -111,6 +120,10 @@ fn main() -> ExitCode {
         }
         Err(Failure::Output(error)) => {
             eprintln!("aquifer: {error}");
+            ExitCode::FAILURE
+        }
+        Err(Failure::File(reason)) => {
+            eprintln!("aquifer: {reason}");
             ExitCode::FAILURE
         }
         Err(Failure::Library(error)) => {

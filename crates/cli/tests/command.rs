@@ -1,49 +1,14 @@
 //! The command as a person uses it.
 #![allow(clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+mod common;
+
+use std::path::Path;
+use std::process::Command;
 
 use serde_json::Value;
 
-fn aquifer(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_aquifer"))
-        .args(arguments)
-        .env("AQUIFER_DEVICE", "cpu")
-        .output()
-        .unwrap()
-}
-
-fn json(output: &Output) -> Value {
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
-}
-
-/// Whether a thing that tests need must be there.
-fn required(name: &str) -> bool {
-    let names = std::env::var("AQUIFER_REQUIRE").unwrap_or_default();
-    names.split(',').any(|required| required == name)
-}
-
-fn cache() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache")
-}
-
-struct Temporary(PathBuf);
-
-impl Temporary {
-    fn new(name: &str, bytes: &[u8]) -> Self {
-        let path = std::env::temp_dir().join(format!("aquifer-cli-{}-{name}", std::process::id()));
-        std::fs::write(&path, bytes).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
+use common::{Temporary, aquifer, cache, json, required};
 
 fn safetensors(header: &str, data: &[u8]) -> Vec<u8> {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();

@@ -11,6 +11,11 @@ impl LabelId {
     pub fn index(self) -> usize {
         self.0 as usize
     }
+
+    /// The label of a number, for traces; a pool that has no such row counts it as unlabelled.
+    pub fn from_index(index: usize) -> Self {
+        Self(u32::try_from(index).unwrap_or(u32::MAX))
+    }
 }
 
 /// What is allocated under one label.
@@ -146,6 +151,12 @@ impl Ledger {
     /// The whole name of a label.
     pub(crate) fn label_name(&self, id: u32) -> Option<&str> {
         self.rows.get(id as usize).map(|row| row.name.as_str())
+    }
+
+    /// The label, or the unlabelled row where there is none of its number.
+    #[inline]
+    pub(crate) fn known(&self, label: LabelId) -> LabelId {
+        if (label.0 as usize) < self.rows.len() { label } else { LabelId::default() }
     }
 
     /// The rows that hold something now, with their numbers.

@@ -96,7 +96,12 @@ impl Pool {
 
     /// The policy and the limits as they are now.
     pub fn settings(&self) -> Settings {
-        Settings { reuse: self.reuse, limits: self.limits, working_set: self.working_set }
+        Settings {
+            reuse: self.reuse,
+            limits: self.limits,
+            working_set: self.working_set,
+            pressure: self.pressure,
+        }
     }
 
     /// Sets both peaks (and that of `reserved`) to what is in use now.
@@ -232,7 +237,7 @@ impl Pool {
         let percent = |value: u64, part: u64| (u128::from(value) * u128::from(part) / 100) as u64;
         let threshold = percent(self.working_set, 95).min(self.limits.memory);
         let mut excess = (after + 1).saturating_sub(threshold);
-        excess = excess.max(after.saturating_sub(percent(self.working_set, 75)));
+        excess = excess.max(after.saturating_sub(percent(self.working_set, self.pressure)));
         if self.reuse == Reuse::Ranges {
             let most = self.high_water.max(self.ledger.active.saturating_add(size));
             let headroom = self.headroom(most);

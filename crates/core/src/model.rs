@@ -20,6 +20,7 @@ pub struct HostModel {
     pages: Mutex<BTreeMap<u64, Vec<bool>>>,
     held: AtomicU64,
     calls: AtomicU64,
+    returns: AtomicU64,
     fail_at: Mutex<Option<u64>>,
     reached: Mutex<Vec<Ticket>>,
 }
@@ -52,6 +53,11 @@ impl HostModel {
     /// Calls made so far that may fail.
     pub fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
+    }
+
+    /// Times that something was given back.
+    pub fn returns(&self) -> u64 {
+        self.returns.load(Ordering::Relaxed)
     }
 
     /// Lets the `n`-th call from now fail (0 is the next one).
@@ -115,6 +121,7 @@ impl Memory for HostModel {
     }
 
     fn give_back(&self, block: Block) {
+        self.returns.fetch_add(1, Ordering::Relaxed);
         self.held.fetch_sub(block.size, Ordering::Relaxed);
         self.remove(&block, true);
     }
@@ -125,6 +132,7 @@ impl Memory for HostModel {
     }
 
     fn release(&self, span: Block) {
+        self.returns.fetch_add(1, Ordering::Relaxed);
         self.remove(&span, false);
     }
 
@@ -136,6 +144,7 @@ impl Memory for HostModel {
     }
 
     fn decommit(&self, span: BlockId, offset: u64, len: u64) {
+        self.returns.fetch_add(1, Ordering::Relaxed);
         self.turn(span, (offset, len), false);
         self.held.fetch_sub(len, Ordering::Relaxed);
     }

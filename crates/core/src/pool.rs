@@ -54,7 +54,13 @@ pub struct Settings {
     pub limits: Limits,
     /// The device's own recommendation of how much to use.
     pub working_set: u64,
+    /// The part of the working set, in percent, above which cached memory goes back before more is
+    /// taken (rule C.5); default 75.
+    pub pressure: u64,
 }
+
+/// Rule C.5.
+const PRESSURE_PERCENT: u64 = 75;
 
 impl Settings {
     /// The defaults of rule C.1: memory limit min(1.5 · working set, 0.95 · RAM), cache limit the
@@ -75,6 +81,7 @@ impl Settings {
             reuse: Reuse::default(),
             limits: Limits { memory, cache: memory, wired: 0 },
             working_set,
+            pressure: PRESSURE_PERCENT,
         }
     }
 
@@ -287,6 +294,7 @@ pub struct Pool {
     pub(crate) reuse: Reuse,
     pub(crate) limits: Limits,
     pub(crate) working_set: u64,
+    pub(crate) pressure: u64,
     pub(crate) arenas: [Arena; 2],
     pub(crate) pending: Pending,
     pub(crate) ledger: Ledger,
@@ -315,6 +323,7 @@ impl Pool {
             reuse: settings.reuse,
             limits: settings.limits,
             working_set: settings.working_set,
+            pressure: settings.pressure.min(100),
             arenas: [arena(), arena()],
             pending: Pending::default(),
             ledger: Ledger::default(),
@@ -344,8 +353,9 @@ impl Pool {
     pub fn allocate<M: Memory + ?Sized>(
         &mut self,
         device: &M,
-        request: Request,
+        mut request: Request,
     ) -> Result<Allocation, Refusal> {
+        request.label = self.ledger.known(request.label);
         if request.len == 0 {
             return Ok(self.empty(&request));
         }

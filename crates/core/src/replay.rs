@@ -164,14 +164,14 @@ impl Player {
     fn play(&mut self, device: &dyn Memory, event: &Event, number: u32) -> Step {
         match event {
             &Event::Allocate { place, asked, queue, label, .. } => {
-                let mut request = Request::new(asked, place.mode).labelled(self.known(label));
+                let mut request = Request::new(asked, place.mode).labelled(label);
                 if let Some(queue) = queue {
                     request = request.on(queue);
                 }
                 return self.request(device, request, number);
             }
             &Event::Refuse { mode, asked, queue, label, .. } => {
-                let mut request = Request::new(asked, mode).labelled(self.known(label));
+                let mut request = Request::new(asked, mode).labelled(label);
                 if let Some(queue) = queue {
                     request = request.on(queue);
                 }
@@ -226,10 +226,5 @@ impl Player {
             _ => {}
         }
         Step::Done
-    }
-
-    /// The label, or none where the trace never named it.
-    fn known(&self, label: crate::ledger::LabelId) -> crate::ledger::LabelId {
-        if self.pool.ledger.label_name(label.0).is_some() { label } else { Default::default() }
     }
 }

@@ -21,7 +21,7 @@ fn load(name: &str) -> Vec<TraceEvent> {
     let file = std::fs::File::open(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let mut text = String::new();
     flate2::read::GzDecoder::new(file).read_to_string(&mut text).unwrap();
-    parse_csv(&text).unwrap()
+    parse_csv(&text).unwrap().into_iter().filter(|event| event.action.is_request()).collect()
 }
 
 #[derive(Default)]
@@ -75,6 +75,7 @@ fn replay(
                 let stamps = lag.map(|_| stamp.into()).unwrap_or_default();
                 pool.free(&device, allocation, stamps);
             }
+            Action::Obtain | Action::GiveBack => {}
         }
         if check && index % 500 == 0 {
             pool.check();
@@ -109,7 +110,7 @@ fn live_slots(events: &[TraceEvent]) -> Slots {
                 open.insert(event.id, slot);
                 slot
             }
-            Action::Free => match open.remove(&event.id) {
+            _ => match open.remove(&event.id) {
                 Some(slot) => {
                     spare.push_back(slot);
                     slot

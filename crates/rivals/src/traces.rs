@@ -114,6 +114,7 @@ fn load(name: &str) -> Result<Vec<TraceEvent>, Fault> {
                 // Made before the recording began.
                 None => false,
             },
+            Action::Obtain | Action::GiveBack => false,
         }
     });
     Ok(events)
@@ -133,7 +134,7 @@ fn replay(events: &[TraceEvent], subject: &mut dyn Subject) -> Result<Outcome, F
         subject.advance(now)?;
         match event.action {
             Action::Allocate => subject.allocate(slot, event)?,
-            Action::Free => subject.free(slot, event, now)?,
+            _ => subject.free(slot, event, now)?,
         }
         spent += start.elapsed().as_nanos();
         match event.action {
@@ -141,7 +142,7 @@ fn replay(events: &[TraceEvent], subject: &mut dyn Subject) -> Result<Outcome, F
                 sizes[slot] = event.size;
                 asked += event.size;
             }
-            Action::Free => asked -= sizes[slot],
+            _ => asked -= sizes[slot],
         }
         most_asked = most_asked.max(asked);
         if index % 8 == 0 || most_asked == asked {

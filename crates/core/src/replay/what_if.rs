@@ -45,6 +45,8 @@ pub struct Outcome {
     pub refused_bytes: u64,
     /// Requests that the trace has as refused and that are given now.
     pub would_fit: u64,
+    /// Calls of the driver, and returns to it.
+    pub driver_calls: u64,
     /// Calls of the pool that were played.
     pub events: u64,
 }
@@ -83,11 +85,12 @@ impl WhatIf {
             outcome: Outcome::default(),
         };
         for (index, record) in trace.records.iter().enumerate() {
-            run.step(index as u64 + 1, &record.event, lifetimes.of_record[index]);
+            run.step(&record.event, lifetimes.of_record[index]);
             see(index, &run.player.pool);
         }
         run.player.pool.stop_observing();
         run.outcome.stats = run.player.pool.stats();
+        run.outcome.driver_calls = run.device.calls() + run.device.returns();
         run.outcome
     }
 }
@@ -103,7 +106,8 @@ struct Run<'r> {
 }
 
 impl Run<'_> {
-    fn step(&mut self, now: u64, event: &Event, number: u32) {
+    fn step(&mut self, event: &Event, number: u32) {
+        let now = self.outcome.events + 1;
         match event {
             Event::Complete { queue, ticket } => self.device.reach(*queue, *ticket),
             Event::Limit { kind, .. } if self.rules.fixed.contains(kind) => {}
@@ -152,7 +156,7 @@ impl Run<'_> {
         };
         self.pass(now);
         let len = (self.rules.size)(asked);
-        let mut request = Request::new(len, mode).labelled(self.player.known(label));
+        let mut request = Request::new(len, mode).labelled(label);
         if let Some(queue) = queue {
             request = request.on(queue);
         }

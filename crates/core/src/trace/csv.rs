@@ -9,6 +9,17 @@ pub enum Action {
     Allocate,
     /// The program let go, and no other stream used it any more.
     Free,
+    /// The recorder's own allocator took memory from the driver.
+    Obtain,
+    /// It gave memory back.
+    GiveBack,
+}
+
+impl Action {
+    /// Whether the program did it; the rest is what the recorder's own allocator did then.
+    pub fn is_request(self) -> bool {
+        matches!(self, Self::Allocate | Self::Free)
+    }
 }
 
 /// One event of a trace.
@@ -43,8 +54,8 @@ impl fmt::Display for CsvError {
 
 impl std::error::Error for CsvError {}
 
-/// Reads `time_us,action,id,size,stream` with a header line, keeping `alloc` and
-/// `free_completed`; the recorder's own driver calls and its notes are skipped.
+/// Reads `time_us,action,id,size,stream` with a header line: `alloc`, `free_completed`,
+/// `segment_alloc` and `segment_free`; other notes of the recorder are skipped.
 ///
 /// # Errors
 /// The first line that has a wrong number of fields or a field that is not a number.
@@ -73,6 +84,8 @@ pub fn parse_csv(text: &str) -> Result<Vec<TraceEvent>, CsvError> {
         let action = match action {
             "alloc" => Action::Allocate,
             "free_completed" => Action::Free,
+            "segment_alloc" => Action::Obtain,
+            "segment_free" => Action::GiveBack,
             _ => continue,
         };
         let number = |text: &str| text.parse::<u64>().map_err(|_| wrong("not a number"));

@@ -426,6 +426,7 @@ fn put_begin(out: &mut Fields, begin: &Begin) {
         settings.limits.cache,
         settings.limits.wired,
         settings.working_set,
+        settings.pressure,
     ] {
         out.put(number);
     }
@@ -696,7 +697,7 @@ fn read_begin(from: &mut Reader<'_>) -> Field<Begin> {
     }
     let (largest_buffer, largest_block, flags) = (from.number()?, from.number()?, from.number()?);
     let limits = Limits { memory: from.number()?, cache: from.number()?, wired: from.number()? };
-    let working_set = from.number()?;
+    let (working_set, pressure) = (from.number()?, from.number()?.min(100));
     let reuse = if flags & 4 == 0 { Reuse::Ranges } else { Reuse::Blocks };
     let caps = Caps {
         name,
@@ -707,7 +708,7 @@ fn read_begin(from: &mut Reader<'_>) -> Field<Begin> {
         wires_blocks: flags & 2 != 0,
         ..Caps::model()
     };
-    let settings = Settings { reuse, limits, working_set };
+    let settings = Settings { reuse, limits, working_set, pressure };
     Ok(Begin { source, program, pid, unix_ns, api, caps, settings })
 }
 

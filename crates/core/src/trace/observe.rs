@@ -203,6 +203,14 @@ impl Pool {
         }
     }
 
+    /// Tells the observer every figure: a replay compares with them.
+    pub fn tell_figures(&mut self) {
+        if self.watch.is_some() {
+            let stats = Box::new(self.stats());
+            self.tell(Event::Figures(stats));
+        }
+    }
+
     /// Labels that the observer does not know yet.
     pub(crate) fn tell_labels(&mut self) {
         let Some(watch) = &mut self.watch else { return };

@@ -1,0 +1,174 @@
+//! What traces of other systems have in common, made into a trace of ours.
+
+use std::collections::{BTreeMap, HashMap};
+
+use aquifer::core::trace::{Begin, Event, Place, Record, Trace, UNKNOWN_BLOCK};
+use aquifer::core::{BlockId, Caps, QueueId, RefusalKind, Settings, Storage};
+
+/// Something that another system's allocator did. Addresses are its own; where it has none, any
+/// number that tells live allocations apart.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum What {
+    Allocate { address: u64, size: u64, site: u32, label: u32 },
+    Free { address: u64, size: u64 },
+    Obtain { address: u64, size: u64 },
+    GiveBack { address: u64, size: u64 },
+    Refuse { size: u64 },
+}
+
+/// When and where it did so.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Foreign {
+    pub(crate) time_ns: u64,
+    pub(crate) thread: u32,
+    pub(crate) stream: u32,
+    pub(crate) what: What,
+}
+
+/// The unit that CUDA's allocators round to.
+pub(crate) const UNIT: u64 = 512;
+
+/// A trace under construction.
+#[derive(Debug)]
+pub(crate) struct Builder {
+    trace: Trace,
+    /// Unit that sizes are charged in.
+    unit: u64,
+    /// Places of live allocations by address.
+    live: HashMap<u64, Place>,
+    /// Segments by address: block and size.
+    segments: BTreeMap<u64, (BlockId, u64)>,
+    blocks: u64,
+    /// Offsets of allocations without a known place.
+    spare: u64,
+}
+
+impl Builder {
+    /// A trace that `source` recorded, which charges sizes in multiples of `unit`.
+    pub(crate) fn new(source: &str, unit: u64) -> Self {
+        // Limits far above whatever a program had: a replay sets its own.
+        let settings = Settings::for_working_set(1 << 40, 1 << 41);
+        let begin = Begin::new(source, &Caps::model(), settings);
+        let mut builder = Self {
+            trace: Trace::default(),
+            unit,
+            live: HashMap::new(),
+            segments: BTreeMap::new(),
+            blocks: 0,
+            spare: 0,
+        };
+        builder.record(0, 0, 0, Event::Begin(Box::new(begin)));
+        builder
+    }
+
+    fn record(&mut self, time_ns: u64, thread: u32, site: u32, event: Event) {
+        self.trace.records.push(Record { time_ns, thread, site, event });
+    }
+
+    /// Names a label; their numbers count from 1.
+    pub(crate) fn label(&mut self, id: u32, name: &str) {
+        // The core numbers labels in the order in which they are named.
+        let id = aquifer::core::LabelId::from_index(id as usize);
+        self.record(0, 0, 0, Event::Label { id, name: name.into() });
+    }
+
+    /// Names a call site; their numbers count from 1.
+    pub(crate) fn site(&mut self, id: u32, stack: String) {
+        self.record(0, 0, 0, Event::Site { id, stack: stack.into() });
+    }
+
+    /// Adds what happened, in order, after what must have been there before: allocations and
+    /// segments that go without having come.
+    pub(crate) fn add(&mut self, events: &[Foreign], before: &[Foreign]) {
+        let mut known: HashMap<u64, ()> = HashMap::new();
+        let mut segments: HashMap<u64, ()> = HashMap::new();
+        let mut earlier = before.to_vec();
+        for event in events {
+            match event.what {
+                What::Allocate { address, .. } => drop(known.insert(address, ())),
+                What::Free { address, size } => {
+                    if known.remove(&address).is_none() {
+                        let what = What::Allocate { address, size, site: 0, label: 0 };
+                        earlier.push(Foreign { time_ns: 0, what, ..*event });
+                    }
+                }
+                What::Obtain { address, .. } => drop(segments.insert(address, ())),
+                What::GiveBack { address, size } => {
+                    if segments.remove(&address).is_none() {
+                        let what = What::Obtain { address, size };
+                        earlier.insert(0, Foreign { time_ns: 0, what, ..*event });
+                    }
+                }
+                What::Refuse { .. } => {}
+            }
+        }
+        for event in earlier.iter().chain(events) {
+            self.one(event);
+        }
+    }
+
+    fn one(&mut self, foreign: &Foreign) {
+        let queue = Some(QueueId(foreign.stream));
+        let (event, site) = match foreign.what {
+            What::Allocate { address, size, site, label } => {
+                let place = self.place(address);
+                if self.live.insert(address, place).is_some() {
+                    // Freed while nobody recorded: it cannot lie there twice.
+                    let stamps = Default::default();
+                    let freed = Event::Free { place, stamps };
+                    self.record(foreign.time_ns, foreign.thread, 0, freed);
+                }
+                let charged = size.checked_next_multiple_of(self.unit).unwrap_or(size);
+                let label = aquifer::core::LabelId::from_index(label as usize);
+                let event = Event::Allocate {
+                    place,
+                    asked: size,
+                    size: charged,
+                    queue,
+                    label,
+                    inherited: None,
+                };
+                (event, site)
+            }
+            What::Free { address, .. } => match self.live.remove(&address) {
+                Some(place) => (Event::Free { place, stamps: Default::default() }, 0),
+                None => return,
+            },
+            What::Obtain { address, size } => {
+                self.blocks += 1;
+                let block = BlockId(self.blocks);
+                self.segments.insert(address, (block, size));
+                (Event::Obtain { block, mode: Storage::Private, size }, 0)
+            }
+            What::GiveBack { address, .. } => match self.segments.remove(&address) {
+                Some((block, _)) => (Event::GiveBack { block }, 0),
+                None => return,
+            },
+            What::Refuse { size } => {
+                let (mode, label) = (Storage::Private, Default::default());
+                let reason = RefusalKind::Limit;
+                (Event::Refuse { mode, asked: size, queue, label, reason }, 0)
+            }
+        };
+        self.record(foreign.time_ns, foreign.thread, site, event);
+    }
+
+    /// Where an address lies: in a segment, or nowhere that is known.
+    fn place(&mut self, address: u64) -> Place {
+        let segment = self.segments.range(..=address).next_back();
+        let known = segment.filter(|(start, (_, size))| address - **start < *size);
+        match known {
+            Some((start, (block, _))) => {
+                Place { mode: Storage::Private, block: *block, offset: address - start }
+            }
+            None => {
+                self.spare += 1;
+                Place { mode: Storage::Private, block: UNKNOWN_BLOCK, offset: self.spare }
+            }
+        }
+    }
+
+    pub(crate) fn finish(self) -> Trace {
+        self.trace
+    }
+}
