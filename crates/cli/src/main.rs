@@ -1,8 +1,10 @@
 //! The `aquifer` command.
 #![forbid(unsafe_code)]
 
+mod account;
 mod demo;
 mod devices;
+mod export;
 mod import;
 mod inspect;
 mod json;
@@ -50,6 +52,8 @@ enum Command {
     },
     /// Play a trace of allocations again: as it was, with other limits, or by other rules
     Replay(replay::Options),
+    /// Write a trace for other tools: Chrome's trace events (Perfetto), or JSON lines
+    Export(export::Options),
     /// List the devices that are here, and why others are not
     Devices {
         /// Print one JSON document
@@ -110,6 +114,7 @@ fn main() -> ExitCode {
         Command::Inspect { file, output } => inspect::run(file, output),
         Command::Demo { output } => demo::run(output),
         Command::Replay(options) => replay::run(options),
+        Command::Export(options) => export::run(options),
         Command::Devices { json } => devices::run(*json),
     };
     match result {

@@ -595,8 +595,8 @@ impl Pool {
     ) {
         if self.watch.is_some() && allocation.size > 0 {
             let place = allocation.trace_place();
-            let noted = trace::noted(&stamps);
-            let event = move |_: &()| Some(Event::Free { place, stamps: noted });
+            let (size, noted) = (allocation.size, trace::noted(&stamps));
+            let event = move |_: &()| Some(Event::Free { place, size, stamps: noted });
             let call = |pool: &mut Self, device: &dyn Memory| pool.free(device, allocation, stamps);
             return self.observe(device, Tell::Always, call, event);
         }

@@ -173,6 +173,8 @@ pub enum Event {
     Free {
         /// Where it lay.
         place: Place,
+        /// What was charged.
+        size: u64,
         /// Queues and tickets.
         stamps: SmallVec<[(QueueId, Ticket); 1]>,
     },

@@ -34,8 +34,8 @@ pub(crate) struct Builder {
     trace: Trace,
     /// Unit that sizes are charged in.
     unit: u64,
-    /// Places of live allocations by address.
-    live: HashMap<u64, Place>,
+    /// Places and charges of live allocations by address.
+    live: HashMap<u64, (Place, u64)>,
     /// Segments by address: block and size.
     segments: BTreeMap<u64, (BlockId, u64)>,
     blocks: u64,
@@ -112,13 +112,12 @@ impl Builder {
         let (event, site) = match foreign.what {
             What::Allocate { address, size, site, label } => {
                 let place = self.place(address);
-                if self.live.insert(address, place).is_some() {
+                let charged = size.checked_next_multiple_of(self.unit).unwrap_or(size);
+                if let Some((place, size)) = self.live.insert(address, (place, charged)) {
                     // Freed while nobody recorded: it cannot lie there twice.
-                    let stamps = Default::default();
-                    let freed = Event::Free { place, stamps };
+                    let freed = Event::Free { place, size, stamps: Default::default() };
                     self.record(foreign.time_ns, foreign.thread, 0, freed);
                 }
-                let charged = size.checked_next_multiple_of(self.unit).unwrap_or(size);
                 let label = aquifer::core::LabelId::from_index(label as usize);
                 let event = Event::Allocate {
                     place,
@@ -131,7 +130,7 @@ impl Builder {
                 (event, site)
             }
             What::Free { address, .. } => match self.live.remove(&address) {
-                Some(place) => (Event::Free { place, stamps: Default::default() }, 0),
+                Some((place, size)) => (Event::Free { place, size, stamps: Default::default() }, 0),
                 None => return,
             },
             What::Obtain { address, size } => {

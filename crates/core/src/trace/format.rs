@@ -255,8 +255,9 @@ fn encode(record: &Record, out: &mut Fields) -> u8 {
             out.put(record.site.into());
             tag::ALLOCATE
         }
-        Event::Free { place, stamps } => {
+        Event::Free { place, size, stamps } => {
             put_place(out, *place);
+            out.put(*size);
             for &(queue, ticket) in stamps {
                 out.put(queue.0.into());
                 out.put(ticket);
@@ -581,12 +582,12 @@ fn read_event(tag: u8, from: &mut Reader<'_>) -> Field<Option<(Event, u32)>> {
             return Ok(Some((event, from.small()?)));
         }
         tag::FREE => {
-            let place = from.place()?;
+            let (place, size) = (from.place()?, from.number()?);
             let mut stamps = SmallVec::<[(QueueId, Ticket); 1]>::new();
             while !from.0.is_empty() {
                 stamps.push((from.queue()?, from.number()?));
             }
-            Event::Free { place, stamps }
+            Event::Free { place, size, stamps }
         }
         tag::COMPLETE => Event::Complete { queue: from.queue()?, ticket: from.number()? },
         tag::COMMIT => Event::Commit(from.extent()?),
