@@ -67,7 +67,18 @@ fn is_ours(name: &str, file: &Path) -> bool {
 
 /// Whether a frame only passes a call on.
 fn is_glue(line: &str) -> bool {
-    ["core::", "<core::", "alloc::", "<alloc::", "std::", "<std::", "backtrace::", "__rust", "<F "]
-        .iter()
-        .any(|start| line.starts_with(start))
+    [
+        "core::",
+        "<core::",
+        "alloc::",
+        "<alloc::",
+        "std::",
+        "<std::",
+        "backtrace::",
+        "__rust",
+        "<fn(",
+        "<F ",
+    ]
+    .iter()
+    .any(|start| line.starts_with(start))
 }

@@ -14,6 +14,7 @@ mod sample;
 mod stats;
 mod table;
 mod threads;
+mod view;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -52,6 +53,8 @@ enum Command {
     },
     /// Play a trace of allocations again: as it was, with other limits, or by other rules
     Replay(replay::Options),
+    /// Draw a trace as one page: memory over time, what is live, where it lies
+    View(view::Options),
     /// Write a trace for other tools: Chrome's trace events (Perfetto), or JSON lines
     Export(export::Options),
     /// List the devices that are here, and why others are not
@@ -114,6 +117,7 @@ fn main() -> ExitCode {
         Command::Inspect { file, output } => inspect::run(file, output),
         Command::Demo { output } => demo::run(output),
         Command::Replay(options) => replay::run(options),
+        Command::View(options) => view::run(options),
         Command::Export(options) => export::run(options),
         Command::Devices { json } => devices::run(*json),
     };
