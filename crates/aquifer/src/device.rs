@@ -197,6 +197,7 @@ impl DeviceBuilder {
         if let Some(options) = self.trace.or_else(TraceOptions::from_environment) {
             device.trace().start_with(options)?;
         }
+        crate::watch::register(&device)?;
         Ok(device)
     }
 }
@@ -715,6 +716,7 @@ impl fmt::Display for Device {
 impl Drop for DeviceInner {
     /// Closes the device: what is free goes back; what is still live is reported (rule J.2).
     fn drop(&mut self) {
+        crate::watch::forget();
         let recorder = self.recorder.get_mut();
         // Every array is gone, so nobody can see what is still recorded.
         recorder.discard_all();

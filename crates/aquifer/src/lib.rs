@@ -36,6 +36,7 @@ mod safetensors;
 mod shape;
 mod stacks;
 pub mod trace;
+mod watch;
 mod wrap;
 
 pub use access::{ReadGuard, ScalarPermission, WriteGuard, allow_scalar};

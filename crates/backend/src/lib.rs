@@ -35,5 +35,6 @@ pub use seam::{
     Argument, Backend, Batch, Binding, Budget, Command, CompileError, Dispatch, Failure,
     HostKernel, ImportError, Language, Pipeline, Program, Signature, Source, WaitError,
 };
+pub use system::is_own_user;
 pub use vulkan::{DriverCalls, Vulkan, VulkanOptions};
 pub use wgsl::source::signature;

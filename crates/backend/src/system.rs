@@ -1,10 +1,11 @@
 //! What the operating system says of memory (rule C.1): available, not free; the cgroup's limit
-//! if it is lower.
+//! if it is lower. And of who calls at a local socket.
 
 #[cfg(target_vendor = "apple")]
 mod apple;
 
 use std::fs;
+use std::os::unix::net::UnixStream;
 
 use crate::seam::Budget;
 
@@ -18,6 +19,17 @@ mod apple {
     pub(super) fn processor() -> Option<String> {
         None
     }
+
+    /// The user at the other end of a socket, as Linux has it.
+    pub(super) fn peer(stream: &std::os::unix::net::UnixStream) -> Option<u32> {
+        let peer = rustix::net::sockopt::socket_peercred(stream).ok()?;
+        Some(peer.uid.as_raw())
+    }
+}
+
+/// Whether the other end of a local socket is this process's own user.
+pub fn is_own_user(stream: &UnixStream) -> bool {
+    apple::peer(stream) == Some(rustix::process::geteuid().as_raw())
 }
 
 /// Bytes of a `Name:  123 kB` line of a `/proc` file.

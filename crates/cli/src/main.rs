@@ -15,6 +15,7 @@ mod stats;
 mod table;
 mod threads;
 mod view;
+mod watch;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -32,6 +33,9 @@ struct Arguments {
 const AFTER_HELP: &str = "Environment:
   AQUIFER_DEVICE   the device to use: cpu, vulkan[:n], metal, cuda[:n]
   AQUIFER_STORAGE  the storage mode chosen at run time: shared or private
+  AQUIFER_TRACE=path   record what happens to memory, for replay, view and export
+  AQUIFER_TRACE_STACKS=1  with the call stack of every allocation
+  AQUIFER_WATCH=path   let `aquifer watch` look, at a socket of this path
   AQUIFER_VULKAN_VALIDATION=1  Vulkan under the validation layer, messages on standard error
   NO_COLOR         no colours
 
@@ -55,6 +59,8 @@ enum Command {
     Replay(replay::Options),
     /// Draw a trace as one page: memory over time, what is live, where it lies
     View(view::Options),
+    /// Show the figures of a running program, if it was started with AQUIFER_WATCH=path
+    Watch(watch::Options),
     /// Write a trace for other tools: Chrome's trace events (Perfetto), or JSON lines
     Export(export::Options),
     /// List the devices that are here, and why others are not
@@ -118,6 +124,7 @@ fn main() -> ExitCode {
         Command::Demo { output } => demo::run(output),
         Command::Replay(options) => replay::run(options),
         Command::View(options) => view::run(options),
+        Command::Watch(options) => watch::run(options),
         Command::Export(options) => export::run(options),
         Command::Devices { json } => devices::run(*json),
     };

@@ -1,6 +1,8 @@
 //! What Apple's systems say of memory.
 
 use std::ffi::{CStr, c_void};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::ptr;
 
 use crate::seam::Budget;
@@ -44,6 +46,14 @@ pub(super) fn budget() -> Option<Budget> {
     let page = rustix::param::page_size() as u64;
     let available = available_pages().map_or(total / 2, |pages| pages.saturating_mul(page));
     Some(Budget { working_set: available.min(total), total })
+}
+
+/// The user at the other end of a socket.
+pub(super) fn peer(stream: &UnixStream) -> Option<u32> {
+    let (mut user, mut group) = (0, 0);
+    // SAFETY: a socket that is open, and two numbers that are written.
+    let result = unsafe { libc::getpeereid(stream.as_raw_fd(), &mut user, &mut group) };
+    (result == 0).then_some(user)
 }
 
 /// The processor's name.
