@@ -57,6 +57,8 @@ pub(crate) struct DeviceInner {
     /// Whether a trace is under way.
     pub(crate) traced: AtomicBool,
     pub(crate) tracing: Mutex<Option<Running>>,
+    /// Subscribers of `tracing` have been told that the device is lost.
+    lost_told: AtomicBool,
 }
 
 /// A device that is here, or that is not and why.
@@ -193,6 +195,7 @@ impl DeviceBuilder {
             compiled: AtomicU64::new(0),
             traced: AtomicBool::new(false),
             tracing: Mutex::default(),
+            lost_told: AtomicBool::new(false),
         }));
         if let Some(options) = self.trace.or_else(TraceOptions::from_environment) {
             device.trace().start_with(options)?;
@@ -543,6 +546,7 @@ impl Device {
         if matches!(refusal.kind, RefusalKind::TooLarge(_) | RefusalKind::Overflow) {
             return Err(refusal.into());
         }
+        tracing::debug!(asked = refusal.asked, "refused: making room, to try once more");
         for queue in self.flush_all()? {
             // Failures stay for the next wait of the caller's own.
             let ticket = self.0.backend.submitted(queue);
@@ -551,6 +555,11 @@ impl Device {
         self.timed(|pool, backend| {
             pool.clear_cache(backend);
             pool.allocate(backend, request)
+        })
+        .inspect_err(|refusal| {
+            let (asked, stats) = (refusal.asked, &refusal.stats);
+            let (active, mapped, limit) = (stats.active, stats.mapped, stats.memory_limit);
+            tracing::warn!(asked, active, mapped, limit, "refused: out of memory");
         })
         .map_err(Error::from)
     }
@@ -574,11 +583,25 @@ impl Device {
     #[inline(always)]
     fn timed<R>(&self, work: impl FnOnce(&mut Pool, &dyn Backend) -> R) -> R {
         if self.0.measuring.load(Ordering::Relaxed) == 0 {
-            return work(&mut self.pool(), &*self.0.backend);
+            return self.told(work);
         }
         let start = Instant::now();
-        let result = work(&mut self.pool(), &*self.0.backend);
+        let result = self.told(work);
         self.0.managing_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        result
+    }
+
+    /// Works on the pool, and tells subscribers of `tracing` where the driver was called.
+    #[inline(always)]
+    fn told<R>(&self, work: impl FnOnce(&mut Pool, &dyn Backend) -> R) -> R {
+        let mut pool = self.pool();
+        let before = pool.driver_totals();
+        let result = work(&mut pool, &*self.0.backend);
+        let after = pool.driver_totals();
+        if before != after {
+            drop(pool);
+            tell_driver(before, after);
+        }
         result
     }
 
@@ -616,7 +639,7 @@ impl Device {
             }
             if backend.reached(queue) < ticket {
                 // C.5: a caller that waits anyway makes room meanwhile.
-                self.pool().relieve(&**backend, 50);
+                self.told(|pool, backend| pool.relieve(backend, 50));
                 self.traced_wait(queue, ticket, limit)?;
             }
         }
@@ -650,7 +673,12 @@ impl Device {
         }
         // Work of a lost device is over without having been done.
         match self.0.backend.lost() {
-            Some(error) => Err(Error::from(WaitError::Lost(error))),
+            Some(error) => {
+                if !self.0.lost_told.swap(true, Ordering::Relaxed) {
+                    tracing::error!(call = error.call, code = error.code, "the device is lost");
+                }
+                Err(Error::from(WaitError::Lost(error)))
+            }
             None => Ok(()),
         }
     }
@@ -662,6 +690,19 @@ impl Device {
             self.wait_ticket(stamp.queue, stamp.ticket, left)?;
         }
         Ok(())
+    }
+}
+
+/// Tells what was taken from the driver and what went back between two looks at the totals.
+#[cold]
+fn tell_driver(before: (u64, u64), after: (u64, u64)) {
+    let obtained = after.0.saturating_sub(before.0);
+    let gone = (before.1 + obtained).saturating_sub(after.1);
+    if gone > 0 {
+        tracing::debug!(bytes = gone, reserved = after.1, "pressure: cached memory went back");
+    }
+    if obtained > 0 {
+        tracing::debug!(bytes = obtained, reserved = after.1, "obtained memory from the driver");
     }
 }
 
@@ -725,15 +766,18 @@ impl Drop for DeviceInner {
             self.backend.close_queue(queue);
         }
         let pool = self.pool.get_mut();
-        let left = pool.close(&*self.backend);
+        pool.close(&*self.backend);
+        let leak = pool.leak();
         pool.stop_observing();
         if let Some(mut running) = self.tracing.get_mut().take()
             && let Err(error) = running.finish()
         {
             eprintln!("aquifer: the trace is not whole: {error}");
         }
-        if left > 0 {
-            eprintln!("aquifer: {left} bytes are still held at the close of a device");
+        if let Some(leak) = leak {
+            let (reserved, allocations) = (leak.reserved, leak.allocations);
+            tracing::warn!(reserved, allocations, "still held at the close of the device");
+            eprintln!("aquifer: {leak}");
         }
     }
 }

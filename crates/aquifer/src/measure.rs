@@ -59,7 +59,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 }
 
-/// What a piece of work took. `Display` prints it in one line.
+/// What a piece of work took. `Display` prints it in one line, `{:#}` a table.
 #[derive(Debug)]
 pub struct Measured<R> {
     /// What the work returned.
@@ -87,6 +87,7 @@ pub struct Measured<R> {
 /// let used = measure(&device, || Array::<f32>::zeros(&device, [1024]))?;
 /// assert_eq!((used.allocations, used.allocated), (1, 4096));
 /// assert!(used.to_string().contains("1 device allocation: 4.00 KiB"));
+/// assert!(format!("{used:#}").contains("from the driver"));
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 ///
@@ -115,8 +116,33 @@ pub fn measure<R>(device: &Device, work: impl FnOnce() -> Result<R>) -> Result<M
     })
 }
 
+impl<R> Measured<R> {
+    /// The part of the time that went into managing device memory.
+    fn managing_share(&self) -> f64 {
+        self.managing.as_secs_f64() / self.elapsed.as_secs_f64().max(1e-9)
+    }
+
+    fn table(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:<20}{:>14}{:>12}", "", "count", "bytes")?;
+        if let Some((count, bytes)) = self.cpu {
+            writeln!(f, "{:<20}{count:>14}{:>12}", "CPU allocations", format_bytes(bytes))?;
+        }
+        let (count, bytes) = (self.allocations, format_bytes(self.allocated));
+        writeln!(f, "{:<20}{count:>14}{bytes:>12}", "device allocations")?;
+        writeln!(f, "{:<20}{:>14}", "  from the driver", self.system_allocations)?;
+        let (elapsed, managing) = (self.elapsed.as_secs_f64(), self.managing.as_secs_f64());
+        writeln!(f, "{:<20}{elapsed:>12.6} s", "elapsed")?;
+        let share = self.managing_share() * 100.0;
+        write!(f, "{:<20}{managing:>12.6} s{share:>10.2} %", "managing memory")
+    }
+}
+
 impl<R> fmt::Display for Measured<R> {
+    /// One line; with `{:#}` a table.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if f.alternate() {
+            return self.table(f);
+        }
         let plural = |count: u64| if count == 1 { "" } else { "s" };
         write!(f, "{:.6} s", self.elapsed.as_secs_f64())?;
         if let Some((count, bytes)) = self.cpu {
@@ -129,7 +155,6 @@ impl<R> fmt::Display for Measured<R> {
             plural(count),
             format_bytes(self.allocated)
         )?;
-        let share = self.managing.as_secs_f64() / self.elapsed.as_secs_f64().max(1e-9);
-        write!(f, ", {:.2} % managing memory", share * 100.0)
+        write!(f, ", {:.2} % managing memory", self.managing_share() * 100.0)
     }
 }

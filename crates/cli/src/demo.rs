@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use aquifer::format_bytes;
 use aquifer::prelude::*;
 
-use crate::inspect::{inspect, print, print_memory};
+use crate::inspect::{inspect, print};
 use crate::json::memory;
 use crate::table::bold;
 use crate::{Failure, OutputOptions, sample};
@@ -49,8 +49,8 @@ pub(crate) fn run(options: &OutputOptions) -> Result<(), Failure> {
     print(&inspection, &device, &mut out)?;
     writeln!(out, "\n{}", bold("CPU and device in turn on one array"))?;
     alternate(&device, &mut out)?;
-    writeln!(out)?;
-    print_memory(&memory(&device.memory()), &mut out)
+    writeln!(out, "\n{}\n{}", bold("memory"), device.memory())?;
+    Ok(())
 }
 
 /// Rule H.5: zeros; one element written through the CPU's view; the device computes; a wrapped

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use aquifer::{Checkpoint, Device, format_bytes};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::json::{DeviceName, Inspection, TensorRow, Totals, memory};
+use crate::json::{DeviceName, Inspection, TensorRow, Totals};
 use crate::stats::{self, Number};
 use crate::table::{Side, Table, bold, printable};
 use crate::{Failure, OutputOptions};
@@ -60,7 +60,7 @@ pub(crate) fn inspect(device: &Device, file: &Path) -> Result<Inspection, Failur
         bytes,
         seconds: start.elapsed().as_secs_f64(),
     };
-    let memory = memory(&device.memory());
+    let memory = device.memory();
     Ok(Inspection { device: DeviceName::of(device), tensors, totals, memory })
 }
 
@@ -118,22 +118,7 @@ pub(crate) fn print(
         format_bytes(totals.bytes),
         totals.seconds
     )?;
-    print_memory(&inspection.memory, out)
-}
-
-/// The figures of the memory, for people.
-pub(crate) fn print_memory(
-    memory: &serde_json::Map<String, serde_json::Value>,
-    out: &mut impl Write,
-) -> Result<(), Failure> {
-    writeln!(out, "{}", bold("memory"))?;
-    // In the order of the figures, not of their names.
-    for (name, _) in aquifer::MemoryStats::default().figures() {
-        let value = memory.get(name).and_then(serde_json::Value::as_u64).unwrap_or(0);
-        let count = aquifer::MemoryStats::is_count(name);
-        let text = if count { value.to_string() } else { format_bytes(value) };
-        writeln!(out, "{name:<20}{text:>12}")?;
-    }
+    writeln!(out, "{}\n{}", bold("memory"), inspection.memory)?;
     Ok(())
 }
 

@@ -42,7 +42,15 @@ pub(crate) struct Inspection {
     pub(crate) device: DeviceName,
     pub(crate) tensors: Vec<TensorRow>,
     pub(crate) totals: Totals,
-    pub(crate) memory: Map<String, Value>,
+    #[serde(serialize_with = "as_figures")]
+    pub(crate) memory: aquifer::MemoryStats,
+}
+
+fn as_figures<S: serde::Serializer>(
+    stats: &aquifer::MemoryStats,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    memory(stats).serialize(serializer)
 }
 
 /// Every figure of the memory, by name.

@@ -172,6 +172,14 @@ impl Ledger {
         rows
     }
 
+    /// The labels that hold most now, at most `most`.
+    pub(crate) fn holders(&self, most: usize) -> Vec<LabelRow> {
+        let mut holders = self.rows();
+        holders.retain(|row| row.active > 0);
+        holders.truncate(most);
+        holders
+    }
+
     pub(crate) fn check(&self) {
         let sum: u64 = self.rows.iter().map(|row| row.active).sum();
         assert_eq!(sum, self.active, "D.4: rows add up to active");

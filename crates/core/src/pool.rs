@@ -8,7 +8,6 @@
 //! A pool is plain data behind `&mut`: whoever shares it puts it behind one lock.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use crate::blocks::Blocks;
 use crate::caps::{Caps, Storage};
@@ -18,9 +17,9 @@ use crate::ledger::{LabelId, LabelRow, Ledger};
 use crate::limits::wiring::WiredBlock;
 use crate::memory::{BlockId, DriverError, Memory};
 use crate::pending::{Note, Pending, Target};
+use crate::refusal::{Leak, MOST_HOLDERS, Refusal, RefusalKind};
 use crate::size::{PAGE, allocation_size};
 use crate::slab::{Freed, Slabs};
-use crate::stats::{MemoryStats, format_bytes};
 use crate::trace::observe::{Tell, Watch};
 use crate::trace::{self, Event};
 
@@ -191,73 +190,6 @@ impl Allocation {
     }
 }
 
-/// Why a request is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum RefusalKind {
-    /// It would pass the memory limit.
-    Limit,
-    /// It is larger than the device's largest buffer, given in bytes.
-    TooLarge(u64),
-    /// Its size overflows when rounded up.
-    Overflow,
-    /// The driver refused: call and code.
-    Driver(&'static str, i64),
-}
-
-/// A request that was refused: everything the message of rule C.4 needs.
-#[derive(Clone, Debug)]
-pub struct Refusal {
-    /// Why.
-    pub kind: RefusalKind,
-    /// Bytes asked.
-    pub asked: u64,
-    /// The figures at that moment.
-    pub stats: Box<MemoryStats>,
-    /// The labels that hold most, at most five.
-    pub holders: Vec<LabelRow>,
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let stats = &self.stats;
-        match self.kind {
-            RefusalKind::TooLarge(limit) => {
-                return write!(
-                    f,
-                    "{} bytes asked, but the device's largest buffer is {limit} bytes",
-                    self.asked
-                );
-            }
-            RefusalKind::Overflow => {
-                return write!(f, "{} bytes asked: no device can address that", self.asked);
-            }
-            RefusalKind::Limit => write!(f, "out of memory: ")?,
-            RefusalKind::Driver(call, code) => {
-                write!(f, "out of memory: {call} failed with code {code}: ")?;
-            }
-        }
-        write!(
-            f,
-            "{} bytes asked ({}); active {}, cached {}, mapped {}, memory limit {}",
-            self.asked,
-            format_bytes(self.asked),
-            format_bytes(stats.active),
-            format_bytes(stats.cache),
-            format_bytes(stats.mapped),
-            format_bytes(stats.memory_limit),
-        )?;
-        for (place, row) in self.holders.iter().enumerate() {
-            let name = if row.name.is_empty() { "(unlabelled)" } else { &row.name };
-            let start = if place == 0 { "; held by " } else { ", " };
-            write!(f, "{start}{name} {}", format_bytes(row.active))?;
-        }
-        write!(f, "; free arrays, or raise the limit with set_memory_limit")
-    }
-}
-
-impl std::error::Error for Refusal {}
-
 /// Why growth stopped, before the message is made.
 pub(crate) enum Stop {
     Limit,
@@ -427,9 +359,7 @@ impl Pool {
 
     #[cold]
     pub(crate) fn refusal(&self, asked: u64, kind: RefusalKind) -> Refusal {
-        let mut holders = self.ledger.rows();
-        holders.retain(|row| row.active > 0);
-        holders.truncate(5);
+        let holders = self.ledger.holders(MOST_HOLDERS);
         Refusal { kind, asked, stats: Box::new(self.stats()), holders }
     }
 
@@ -726,6 +656,20 @@ impl Pool {
         let id = self.ledger.intern(parent, name);
         self.tell_labels();
         id
+    }
+
+    /// What is held after [`close`](Self::close), if anything is.
+    pub fn leak(&self) -> Option<Leak> {
+        let Ledger { reserved, active, allocations, .. } = self.ledger;
+        let holders = self.ledger.holders(usize::MAX);
+        (reserved > 0).then_some(Leak { reserved, active, allocations, holders })
+    }
+
+    /// What was ever taken from the driver, and what is held now: when either changes, the driver
+    /// was called.
+    #[inline]
+    pub fn driver_totals(&self) -> (u64, u64) {
+        (self.ledger.committed_ever, self.ledger.reserved)
     }
 
     /// What is allocated by label.

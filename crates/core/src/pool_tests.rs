@@ -5,6 +5,7 @@ use super::*;
 use crate::caps::VirtualMemory;
 use crate::hazard::Ticket;
 use crate::model::HostModel;
+use crate::stats::MemoryStats;
 
 const MIB: u64 = 1 << 20;
 
@@ -529,11 +530,58 @@ fn the_refusal_names_figures_and_holders() {
     let mapping = pool.map(&device, 2 * MIB, None).unwrap();
     let refusal = pool.allocate(&device, Request::new(100 * MIB, Storage::Shared)).unwrap_err();
     let text = refusal.to_string();
-    for part in ["104857600", "active 21.0 MiB", "cached 0 B", "mapped 2.00 MiB", "64.0 MiB"] {
+    let lines: Vec<Vec<&str>> =
+        text.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert!(lines[0].contains(&"104857600") && text.contains("41.0 MiB are left below"), "{text}");
+    for line in [
+        &["active", "21.0", "MiB"][..],
+        &["mapped", "2.00", "MiB"],
+        &["cached", "0", "B"],
+        &["memory", "limit", "64.0", "MiB"],
+        &["f", "6.00", "MiB", "28.6", "%", "1", "allocation"],
+    ] {
+        assert!(lines.iter().any(|known| known == line), "{text} lacks {line:?}");
+    }
+    let first = lines.iter().position(|line| line == &["held", "by"]).unwrap() + 1;
+    let holders: Vec<&str> = lines[first..first + 5].iter().map(|line| line[0]).collect();
+    assert_eq!(holders, ["f", "e", "d", "c", "b"], "the five that hold most");
+    assert!(lines[first + 5].contains(&"set_memory_limit"));
+    pool.unmap(&device, mapping);
+}
+
+/// J.2: what is still held at the close is told, by label.
+#[test]
+fn what_is_never_freed_is_told_at_the_close() {
+    let (device, mut pool) = plain();
+    let label = pool.label(LabelId::default(), "forgotten");
+    let request = Request::new(3 * MIB, Storage::Shared).labelled(label);
+    let _never_freed = pool.allocate(&device, request).unwrap();
+    let freed = pool.allocate(&device, Request::new(MIB, Storage::Private)).unwrap();
+    pool.free(&device, freed, Stamps::default());
+    assert_eq!(pool.close(&device), 3 * MIB);
+    let leak = pool.leak().unwrap();
+    assert_eq!((leak.reserved, leak.active, leak.allocations), (3 * MIB, 3 * MIB, 1));
+    let text = leak.to_string();
+    for part in ["3.00 MiB are still held", "1 allocation of", "forgotten", "AQUIFER_TRACE"] {
         assert!(text.contains(part), "{text} lacks {part}");
     }
-    assert!(text.contains("held by f 6.00 MiB, e 5.00 MiB, d 4.00 MiB, c 3.00 MiB, b 2.00 MiB;"));
-    pool.unmap(&device, mapping);
+    let (device, mut pool) = plain();
+    pool.close(&device);
+    assert!(pool.leak().is_none());
+}
+
+/// D: the table has every figure in it.
+#[test]
+fn the_table_of_figures_lacks_none() {
+    let mut stats = MemoryStats::default();
+    for (place, figure) in stats.figures_mut().into_iter().enumerate() {
+        // Each figure has a number of its own, in bytes and as a count.
+        *figure = 100 + place as u64;
+    }
+    let text = stats.to_string();
+    for (name, value) in stats.figures() {
+        assert!(text.contains(&value.to_string()), "{text} lacks {name} ({value})");
+    }
 }
 
 /// C.5: above 0.75 of the working set cached memory goes before more is taken; a caller that

@@ -12,7 +12,8 @@ use std::fmt;
 
 use crate::limits::MappingId;
 use crate::memory::Memory;
-use crate::pool::{Allocation, Pool, RefusalKind, Request};
+use crate::pool::{Allocation, Pool, Request};
+use crate::refusal::RefusalKind;
 use crate::stats::MemoryStats;
 use crate::trace::{self, Event, Lifetimes, LimitKind, Place, Trace};
 

@@ -56,7 +56,7 @@ pub struct MemoryStats {
 }
 
 impl MemoryStats {
-    /// Every figure with its name, in a fixed order: what `Display` and JSON print.
+    /// Every figure with its name, in a fixed order: what JSON prints.
     pub fn figures(&self) -> [(&'static str, u64); 22] {
         [
             ("active", self.active),
@@ -111,24 +111,39 @@ impl MemoryStats {
             &mut self.blocks,
         ]
     }
-
-    /// Whether a figure of that name is a count, not bytes.
-    pub fn is_count(name: &str) -> bool {
-        matches!(name, "system_allocations" | "allocations" | "blocks")
-    }
 }
 
 impl fmt::Display for MemoryStats {
+    /// A table: what is so now, the most that it was, and the limit on it; then counts.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let figures = self.figures();
-        for (place, (name, value)) in figures.iter().enumerate() {
-            let text = if Self::is_count(name) { value.to_string() } else { format_bytes(*value) };
-            write!(f, "{name:<20}{text:>14}")?;
-            if place + 1 < figures.len() {
-                writeln!(f)?;
-            }
-        }
-        Ok(())
+        writeln!(f, "{:<24}{:>12}{:>12}{:>12}", "", "now", "at most", "limit")?;
+        let bytes = |value: Option<u64>| value.map_or_else(String::new, format_bytes);
+        let row = |f: &mut fmt::Formatter<'_>, name: &str, values: [Option<u64>; 3]| {
+            let [now, most, limit] = values.map(bytes);
+            let line = format!("{name:<24}{now:>12}{most:>12}{limit:>12}");
+            writeln!(f, "{}", line.trim_end())
+        };
+        row(f, "active", [Some(self.active), Some(self.peak), None])?;
+        row(f, "  padding", [Some(self.padding), None, None])?;
+        row(f, "mapped", [Some(self.mapped), None, None])?;
+        let sum = [self.active_with_mapped, self.peak_with_mapped, self.memory_limit];
+        row(f, "active + mapped", sum.map(Some))?;
+        row(f, "cache", [Some(self.cache), None, Some(self.cache_limit)])?;
+        row(f, "  pending", [Some(self.pending), None, None])?;
+        row(f, "slack", [Some(self.slack), None, None])?;
+        let reserved = [Some(self.reserved), Some(self.peak_reserved), Some(self.working_set)];
+        row(f, "reserved", reserved)?;
+        row(f, "wired", [Some(self.wired), None, Some(self.wired_limit)])?;
+        row(f, "  of mapped files", [Some(self.wired_mapped), None, None])?;
+        row(f, "wrapped", [Some(self.wrapped), None, None])?;
+        write!(
+            f,
+            "{} allocations in {} blocks; the driver was asked {} times, for {} in all",
+            self.allocations,
+            self.blocks,
+            self.system_allocations,
+            format_bytes(self.committed_ever)
+        )
     }
 }
 

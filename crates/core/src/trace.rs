@@ -22,7 +22,8 @@ use crate::caps::{Caps, Storage};
 use crate::hazard::{QueueId, Stamp, Stamps, Ticket};
 use crate::ledger::LabelId;
 use crate::memory::BlockId;
-use crate::pool::{RefusalKind, Settings};
+use crate::pool::Settings;
+use crate::refusal::RefusalKind;
 use crate::stats::MemoryStats;
 
 pub use lifetimes::{Lifetime, Lifetimes};

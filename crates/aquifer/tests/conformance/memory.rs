@@ -27,7 +27,7 @@ pub fn figures_follow_the_arrays(device: &Device) -> Result<()> {
     assert_eq!(device.memory().active, 0);
     let wired = device.set_wired_limit(u64::MAX).unwrap_err();
     assert_eq!(wired.kind(), ErrorKind::Limit);
-    assert!(device.memory().to_string().contains("peak_with_mapped"));
+    assert!(device.memory().to_string().contains("active + mapped"));
     Ok(())
 }
 

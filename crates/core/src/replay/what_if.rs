@@ -3,7 +3,8 @@
 use crate::caps::Caps;
 use crate::hazard::{QueueId, Stamp, Stamps, Ticket};
 use crate::model::HostModel;
-use crate::pool::{Pool, RefusalKind, Request, Settings};
+use crate::pool::{Pool, Request, Settings};
+use crate::refusal::RefusalKind;
 use crate::replay::{Player, Step};
 use crate::stats::MemoryStats;
 use crate::trace::{self, Begin, Event, Lifetimes, LimitKind, Observer, Trace};

@@ -13,7 +13,8 @@ use crate::caps::{Caps, Storage, VirtualMemory};
 use crate::hazard::{QueueId, Ticket};
 use crate::ledger::LabelId;
 use crate::memory::BlockId;
-use crate::pool::{Limits, RefusalKind, Reuse, Settings};
+use crate::pool::{Limits, Reuse, Settings};
+use crate::refusal::RefusalKind;
 use crate::size::PAGE;
 use crate::stats::MemoryStats;
 use crate::trace::{
