@@ -18,6 +18,7 @@ use aquifer_core::{
 
 use crate::error::{Error, ErrorKind, Inner, Result};
 use crate::label;
+use crate::pool::PoolGuard;
 use crate::queue::{Queue, Recorder};
 use crate::trace::{Running, TraceOptions};
 
@@ -453,8 +454,9 @@ impl Device {
         Ok(queues)
     }
 
-    pub(crate) fn pool(&self) -> MutexGuard<'_, Pool> {
-        self.0.pool.lock()
+    #[inline(always)]
+    pub(crate) fn pool(&self) -> PoolGuard<'_> {
+        PoolGuard::new(self.0.pool.lock())
     }
 
     pub(crate) fn recorder(&self) -> MutexGuard<'_, Recorder> {
@@ -583,25 +585,11 @@ impl Device {
     #[inline(always)]
     fn timed<R>(&self, work: impl FnOnce(&mut Pool, &dyn Backend) -> R) -> R {
         if self.0.measuring.load(Ordering::Relaxed) == 0 {
-            return self.told(work);
+            return work(&mut self.pool(), &*self.0.backend);
         }
         let start = Instant::now();
-        let result = self.told(work);
+        let result = work(&mut self.pool(), &*self.0.backend);
         self.0.managing_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
-        result
-    }
-
-    /// Works on the pool, and tells subscribers of `tracing` where the driver was called.
-    #[inline(always)]
-    fn told<R>(&self, work: impl FnOnce(&mut Pool, &dyn Backend) -> R) -> R {
-        let mut pool = self.pool();
-        let before = pool.driver_totals();
-        let result = work(&mut pool, &*self.0.backend);
-        let after = pool.driver_totals();
-        if before != after {
-            drop(pool);
-            tell_driver(before, after);
-        }
         result
     }
 
@@ -639,7 +627,7 @@ impl Device {
             }
             if backend.reached(queue) < ticket {
                 // C.5: a caller that waits anyway makes room meanwhile.
-                self.told(|pool, backend| pool.relieve(backend, 50));
+                self.pool().relieve(&**backend, 50);
                 self.traced_wait(queue, ticket, limit)?;
             }
         }
@@ -690,19 +678,6 @@ impl Device {
             self.wait_ticket(stamp.queue, stamp.ticket, left)?;
         }
         Ok(())
-    }
-}
-
-/// Tells what was taken from the driver and what went back between two looks at the totals.
-#[cold]
-fn tell_driver(before: (u64, u64), after: (u64, u64)) {
-    let obtained = after.0.saturating_sub(before.0);
-    let gone = (before.1 + obtained).saturating_sub(after.1);
-    if gone > 0 {
-        tracing::debug!(bytes = gone, reserved = after.1, "pressure: cached memory went back");
-    }
-    if obtained > 0 {
-        tracing::debug!(bytes = obtained, reserved = after.1, "obtained memory from the driver");
     }
 }
 

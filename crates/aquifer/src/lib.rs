@@ -30,6 +30,7 @@ pub mod kernel;
 mod label;
 mod measure;
 mod mode;
+mod pool;
 mod print;
 mod queue;
 mod safetensors;

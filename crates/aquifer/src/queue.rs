@@ -94,7 +94,7 @@ impl Recorder {
         debug_assert_eq!(ticket, open.submitted + 1, "tickets of a queue count up by one");
         open.submitted = ticket;
         if let Some(trace) = &self.trace {
-            trace.record(Event::Submit { queue, ticket, commands });
+            trace.record(&Event::Submit { queue, ticket, commands });
         }
         Ok(true)
     }
@@ -163,7 +163,7 @@ impl Recorder {
         }
         if let (Some(trace), Command::Copy { .. }) = (&self.trace, &command) {
             let size = touches.first().map_or(0, |touch| touch.range.end - touch.range.start);
-            trace.record(Event::Copy { queue, size });
+            trace.record(&Event::Copy { queue, size });
         }
         open.batch.commands.push(command);
         open.batch.cost = open.batch.cost.saturating_add(cost);

@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aquifer_backend::WaitError;
 use aquifer_core::trace::format::{self, Decoded, Encoder};
-use aquifer_core::trace::{Begin, Event, Observer, Record};
+use aquifer_core::trace::{Begin, Event, Observer};
 use aquifer_core::{QueueId, Ticket};
 use parking_lot::{Condvar, Mutex};
 use quanta::Clock;
@@ -261,7 +261,7 @@ impl Device {
         let result = self.0.backend.wait(queue, ticket, limit);
         if let (Some(trace), Some(start)) = (trace, start) {
             let ns = trace.clock.delta_as_nanos(start, trace.clock.raw());
-            trace.record(Event::Wait { queue, ticket, ns });
+            trace.record(&Event::Wait { queue, ticket, ns });
         }
         result
     }
@@ -364,8 +364,8 @@ impl Shared {
     }
 
     /// Keeps an event of the calling thread.
-    pub(crate) fn record(&self, event: Event) {
-        let site = match (&self.stacks, &event) {
+    pub(crate) fn record(&self, event: &Event) {
+        let site = match (&self.stacks, event) {
             (Some(stacks), Event::Allocate { .. }) => self.site(stacks),
             _ => 0,
         };
@@ -380,11 +380,11 @@ impl Shared {
 
     /// Encodes an event; whether the writing thread is to be woken, and whether the buffer is full.
     #[inline]
-    fn push(&self, site: u32, event: Event) -> (bool, bool) {
+    fn push(&self, site: u32, event: &Event) -> (bool, bool) {
         let thread = thread_number();
         let time_ns = self.clock.delta_as_nanos(self.start, self.clock.raw());
         let mut buffer = self.buffer.lock();
-        buffer.encoder.push(&Record { time_ns, thread, site, event });
+        buffer.encoder.write(time_ns, (thread, site), event);
         let len = buffer.encoder.len();
         let wake = len >= WAKE_AT && !buffer.woken;
         buffer.woken |= wake;
@@ -396,7 +396,7 @@ impl Shared {
     fn site(&self, stacks: &Mutex<Stacks>) -> u32 {
         let (id, new) = stacks.lock().current();
         if let Some(stack) = new {
-            self.push(0, Event::Site { id, stack: stack.into() });
+            self.push(0, &Event::Site { id, stack: stack.into() });
         }
         id
     }
@@ -457,7 +457,7 @@ impl Output {
 struct Recorder(Arc<Shared>);
 
 impl Observer for Recorder {
-    fn record(&mut self, event: Event) {
+    fn record(&mut self, event: &Event) {
         self.0.record(event);
     }
 }

@@ -104,8 +104,8 @@ fn page(columns: &Columns, name: &str, format: &str, notes: &[String]) -> Result
 struct Told(Arc<Mutex<Vec<Event>>>);
 
 impl Observer for Told {
-    fn record(&mut self, event: Event) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+    fn record(&mut self, event: &Event) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(event.clone());
     }
 }
 

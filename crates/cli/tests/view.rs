@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use aquifer::core::trace::{Begin, Event, Lifetimes, Observer, Record, Trace, format};
+use aquifer::core::trace::{Begin, Event, Lifetimes, Observer, Trace, format};
 use aquifer::core::{Caps, HostModel, Pool, QueueId, Request, Settings, Stamps, Storage};
 use base64::Engine;
 use browser::Browser;
@@ -171,11 +171,11 @@ fn reach_the_table(browser: &Browser) {
 struct Kept(Arc<Mutex<(format::Encoder, u64)>>);
 
 impl Observer for Kept {
-    fn record(&mut self, event: Event) {
+    fn record(&mut self, event: &Event) {
         let mut kept = self.0.lock().unwrap();
         kept.1 += 1000;
-        let record = Record { time_ns: kept.1, thread: 0, site: 0, event };
-        kept.0.push(&record);
+        let time_ns = kept.1;
+        kept.0.write(time_ns, (0, 0), event);
     }
 }
 

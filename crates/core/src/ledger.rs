@@ -47,6 +47,9 @@ pub struct Ledger {
     pub(crate) committed_ever: u64,
     pub(crate) reserved: u64,
     pub(crate) peak_reserved: u64,
+    /// Bytes obtained and given back that nobody has been told of.
+    pub(crate) driver_bytes: (u64, u64),
+    pub(crate) driver_called: bool,
     rows: Vec<LabelRow>,
     ids: BTreeMap<String, LabelId>,
 }
@@ -67,6 +70,8 @@ impl Default for Ledger {
             committed_ever: 0,
             reserved: 0,
             peak_reserved: 0,
+            driver_bytes: (0, 0),
+            driver_called: false,
             rows: vec![LabelRow::default()],
             ids: BTreeMap::new(),
         }
@@ -127,10 +132,14 @@ impl Ledger {
         self.committed_ever = self.committed_ever.saturating_add(size);
         self.reserved += size;
         self.peak_reserved = self.peak_reserved.max(self.reserved);
+        self.driver_bytes.0 = self.driver_bytes.0.saturating_add(size);
+        self.driver_called = true;
     }
 
     pub(crate) fn given_back(&mut self, size: u64) {
         self.reserved -= size;
+        self.driver_bytes.1 = self.driver_bytes.1.saturating_add(size);
+        self.driver_called = true;
     }
 
     #[inline]

@@ -665,11 +665,17 @@ impl Pool {
         (reserved > 0).then_some(Leak { reserved, active, allocations, holders })
     }
 
-    /// What was ever taken from the driver, and what is held now: when either changes, the driver
-    /// was called.
-    #[inline]
-    pub fn driver_totals(&self) -> (u64, u64) {
-        (self.ledger.committed_ever, self.ledger.reserved)
+    /// Whether the driver has given or taken memory since
+    /// [`take_driver_calls`](Self::take_driver_calls).
+    #[inline(always)]
+    pub fn driver_called(&self) -> bool {
+        self.ledger.driver_called
+    }
+
+    /// Bytes obtained and given back since the last time that this was asked.
+    pub fn take_driver_calls(&mut self) -> (u64, u64) {
+        self.ledger.driver_called = false;
+        std::mem::take(&mut self.ledger.driver_bytes)
     }
 
     /// What is allocated by label.

@@ -92,7 +92,8 @@ pub fn is_exact(trace: &Trace) -> Result<(), Mismatch> {
 /// #[derive(Debug, Default, Clone)]
 /// struct Kept(Arc<Mutex<Vec<Record>>>);
 /// impl Observer for Kept {
-///     fn record(&mut self, event: Event) {
+///     fn record(&mut self, event: &Event) {
+///         let event = event.clone();
 ///         self.0.lock().unwrap().push(Record { time_ns: 0, thread: 0, site: 0, event });
 ///     }
 /// }

@@ -34,7 +34,7 @@ pub use lifetimes::{Lifetime, Lifetimes};
 pub trait Observer: Send + fmt::Debug {
     /// Something happened. It is called with the pool's lock held: it must be quick, and must not
     /// call the pool.
-    fn record(&mut self, event: Event);
+    fn record(&mut self, event: &Event);
 }
 
 /// Where an allocation lies; no two live allocations lie in one place.

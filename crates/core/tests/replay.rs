@@ -13,12 +13,12 @@ use aquifer_core::{
 struct Kept(Arc<Mutex<Vec<Record>>>);
 
 impl Observer for Kept {
-    fn record(&mut self, event: Event) {
+    fn record(&mut self, event: &Event) {
         let mut records = self.0.lock().unwrap();
         let time_ns = records.len() as u64 * 100;
         // Threads come and go, so that the file has to say so.
         let thread = (records.len() / 7 % 3) as u32;
-        records.push(Record { time_ns, thread, site: 0, event });
+        records.push(Record { time_ns, thread, site: 0, event: event.clone() });
     }
 }
 

@@ -132,16 +132,21 @@ impl Encoder {
 
     /// Writes an event.
     pub fn push(&mut self, record: &Record) {
-        if record.thread != self.thread {
-            self.thread = record.thread;
-            self.fields.put(record.thread.into());
+        self.write(record.time_ns, (record.thread, record.site), &record.event);
+    }
+
+    /// Writes an event of a thread, with the call site if it has one.
+    pub fn write(&mut self, time_ns: u64, (thread, site): (u32, u32), event: &Event) {
+        if thread != self.thread {
+            self.thread = thread;
+            self.fields.put(thread.into());
             self.frame(tag::THREAD);
         }
         // Times of two threads may cross by nanoseconds; in the file they never run backwards.
-        let time = record.time_ns.max(self.time_ns);
+        let time = time_ns.max(self.time_ns);
         self.fields.put(time - self.time_ns);
         self.time_ns = time;
-        let tag = encode(record, &mut self.fields);
+        let tag = encode(event, site, &mut self.fields);
         self.frame(tag);
     }
 
@@ -244,8 +249,8 @@ fn put_queue(out: &mut Fields, queue: Option<QueueId>) {
 }
 
 /// Writes the fields of an event; its tag.
-fn encode(record: &Record, out: &mut Fields) -> u8 {
-    match &record.event {
+fn encode(event: &Event, site: u32, out: &mut Fields) -> u8 {
+    match event {
         Event::Allocate { place, asked, size, queue, label, inherited } => {
             put_place(out, *place);
             out.put(*asked);
@@ -253,7 +258,7 @@ fn encode(record: &Record, out: &mut Fields) -> u8 {
             put_queue(out, *queue);
             out.put(label.0.into());
             put_optional(out, *inherited);
-            out.put(record.site.into());
+            out.put(site.into());
             tag::ALLOCATE
         }
         Event::Free { place, size, stamps } => {

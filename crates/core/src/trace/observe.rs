@@ -117,7 +117,7 @@ impl<M: Memory + ?Sized> Memory for Observed<'_, M> {
 
 impl Watch {
     fn tell(&mut self, event: Event) {
-        self.observer.record(event);
+        self.observer.record(&event);
     }
 
     /// Tells what the last call saw, what it was and what it did.
@@ -132,16 +132,16 @@ impl Watch {
             }
             if self.reached[index] < ticket {
                 self.reached[index] = ticket;
-                self.observer.record(Event::Complete { queue, ticket });
+                self.observer.record(&Event::Complete { queue, ticket });
             }
         }
         if (tell == Tell::Always || !quiet)
             && let Some(event) = event()
         {
-            self.observer.record(event);
+            self.observer.record(&event);
         }
         for event in notes.effects.drain(..) {
-            self.observer.record(event);
+            self.observer.record(&event);
         }
     }
 }
@@ -217,7 +217,7 @@ impl Pool {
         while let Some(name) = self.ledger.label_name(watch.labels + 1) {
             watch.labels += 1;
             let id = LabelId(watch.labels);
-            watch.observer.record(Event::Label { id, name: name.into() });
+            watch.observer.record(&Event::Label { id, name: name.into() });
         }
     }
 
