@@ -14,29 +14,36 @@ const MOST_LOOKED_AT: usize = 64;
 #[derive(Debug, Default)]
 pub(crate) struct Stacks {
     known: HashMap<Vec<usize>, u32>,
+    /// Stacks that have not been resolved yet: that takes milliseconds, and can wait.
+    unresolved: Vec<(u32, Vec<usize>)>,
 }
 
 impl Stacks {
-    /// The number of the calling thread's stack, from 1; its text, if it is new.
-    pub(crate) fn current(&mut self) -> (u32, Option<String>) {
+    /// The number of the calling thread's stack, from 1.
+    pub(crate) fn current(&mut self) -> u32 {
         let mut frames = Vec::with_capacity(MOST_LOOKED_AT);
         backtrace::trace(|frame| {
             frames.push(frame.ip() as usize);
             frames.len() < MOST_LOOKED_AT
         });
         if let Some(&id) = self.known.get(&frames) {
-            return (id, None);
+            return id;
         }
         let id = self.known.len() as u32 + 1;
-        let text = resolve(&frames);
+        self.unresolved.push((id, frames.clone()));
         self.known.insert(frames, id);
-        (id, Some(text))
+        id
+    }
+
+    /// Takes the stacks that are new.
+    pub(crate) fn take_unresolved(&mut self) -> Vec<(u32, Vec<usize>)> {
+        std::mem::take(&mut self.unresolved)
     }
 }
 
 /// The program's frames, a line each: what is below the last of this library's.
-fn resolve(frames: &[usize]) -> String {
-    let mut lines: Vec<(bool, String)> = Vec::new();
+pub(crate) fn resolve(frames: &[usize]) -> String {
+    let mut lines: Vec<(Whose, String)> = Vec::new();
     for &address in frames {
         backtrace::resolve(address as *mut c_void, |symbol| {
             let name = symbol.name().map(|name| format!("{name:#}")).unwrap_or_default();
@@ -45,40 +52,37 @@ fn resolve(frames: &[usize]) -> String {
             if let (Some(file), Some(number)) = (file.file_name(), symbol.lineno()) {
                 let _ = write!(line, " ({}:{number})", file.to_string_lossy());
             }
-            lines.push((is_ours(&name, file), line));
+            lines.push((whose(&name, file), line));
         });
     }
-    let program = lines.iter().position(|(ours, _)| *ours).map_or(0, |first_of_ours| {
-        let run = lines[first_of_ours..].iter().take_while(|(ours, line)| *ours || is_glue(line));
-        first_of_ours + run.count()
-    });
-    let program = lines.iter().skip(program).filter(|(_, line)| !is_glue(line));
+    let ours = lines.iter().position(|line| line.0 == Whose::Ours).unwrap_or(0);
+    let program = lines[ours..].iter().skip_while(|line| line.0 != Whose::Program);
+    let program = program.filter(|line| line.0 == Whose::Program);
     let text: Vec<&str> = program.map(|(_, line)| line.as_str()).take(MOST_FRAMES).collect();
     text.join("\n")
 }
 
-/// Whether a frame is of this library.
-fn is_ours(name: &str, file: &Path) -> bool {
-    let of = |krate: &str| name.starts_with(krate) || name.starts_with(&format!("<{krate}"));
-    // The command's crate has the library's name: files tell the two apart.
-    let here = file.starts_with(concat!(env!("CARGO_MANIFEST_DIR"), "/src"));
-    here || of("aquifer_core::") || of("aquifer_backend::")
+/// Whose a frame is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Whose {
+    /// This library's.
+    Ours,
+    /// The standard library's: it only passes calls on.
+    Standard,
+    Program,
 }
 
-/// Whether a frame only passes a call on.
-fn is_glue(line: &str) -> bool {
-    [
-        "core::",
-        "<core::",
-        "alloc::",
-        "<alloc::",
-        "std::",
-        "<std::",
-        "backtrace::",
-        "__rust",
-        "<fn(",
-        "<F ",
-    ]
-    .iter()
-    .any(|start| line.starts_with(start))
+fn whose(name: &str, file: &Path) -> Whose {
+    // By files: names of what was inlined have no path, and the command's crate has our name.
+    let here = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
+    if [here, aquifer_core::SOURCES, aquifer_backend::SOURCES].iter().any(|of| file.starts_with(of))
+    {
+        return Whose::Ours;
+    }
+    let standard =
+        ["core::", "<core::", "alloc::", "<alloc::", "std::", "<std::", "__rust", "<fn("];
+    if file.starts_with("/rustc") || standard.iter().any(|start| name.starts_with(start)) {
+        return Whose::Standard;
+    }
+    Whose::Program
 }

@@ -23,7 +23,7 @@ use quanta::Clock;
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Inner, Result};
-use crate::stacks::Stacks;
+use crate::stacks::{self, Stacks};
 
 /// Bytes that are buffered before whoever makes the next event writes them itself.
 const MOST_BUFFERED: usize = 4 << 20;
@@ -366,7 +366,7 @@ impl Shared {
     /// Keeps an event of the calling thread.
     pub(crate) fn record(&self, event: &Event) {
         let site = match (&self.stacks, event) {
-            (Some(stacks), Event::Allocate { .. }) => self.site(stacks),
+            (Some(stacks), Event::Allocate { .. }) => stacks.lock().current(),
             _ => 0,
         };
         let (wake, full) = self.push(site, event);
@@ -391,20 +391,18 @@ impl Shared {
         (wake, len >= MOST_BUFFERED)
     }
 
-    /// The number of the stack that an allocation is made from.
-    #[cold]
-    fn site(&self, stacks: &Mutex<Stacks>) -> u32 {
-        let (id, new) = stacks.lock().current();
-        if let Some(stack) = new {
-            self.push(0, &Event::Site { id, stack: stack.into() });
-        }
-        id
-    }
-
     /// Takes what is buffered and writes it. Whoever holds the output's lock takes the buffer, so
     /// nothing overtakes.
     fn drain(&self) {
         let mut output = self.output.lock();
+        if let Some(stacks) = &self.stacks {
+            let new = stacks.lock().take_unresolved();
+            for (id, frames) in new {
+                let event = Event::Site { id, stack: stacks::resolve(&frames).into() };
+                // At the time of the event before: a name is not something that happened.
+                self.buffer.lock().encoder.write(0, (thread_number(), 0), &event);
+            }
+        }
         let spare = std::mem::take(&mut output.spare);
         let mut bytes = {
             let mut buffer = self.buffer.lock();

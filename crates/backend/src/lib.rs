@@ -26,6 +26,10 @@ mod system;
 mod vulkan;
 mod wgsl;
 
+/// Where this crate's files are, as debug information names them.
+#[doc(hidden)]
+pub const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
+
 pub use apis::{Api, Listed, OpenError, apis};
 pub use cpu::{Cpu, HostArgs};
 pub use dtype::Dtype;

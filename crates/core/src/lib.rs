@@ -24,6 +24,10 @@
 //! ```
 #![forbid(unsafe_code)]
 
+/// Where this crate's files are, as debug information names them.
+#[doc(hidden)]
+pub const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
+
 mod bins;
 mod blocks;
 mod caps;

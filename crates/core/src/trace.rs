@@ -139,7 +139,7 @@ pub enum Event {
     Site {
         /// Its number, from 1.
         id: u32,
-        /// The frames, innermost first, a line each.
+        /// The frames, innermost first, a line each. It may come after allocations from there.
         stack: Box<str>,
     },
     /// Memory was handed out. It was reused unless a driver's call follows.
@@ -433,6 +433,7 @@ impl Trace {
     pub fn sites(&self) -> Vec<&str> {
         let mut stacks = vec![""];
         for record in &self.records {
+            // A number out of order is a broken file's; it names nothing.
             if let Event::Site { id, stack } = &record.event
                 && *id as usize == stacks.len()
             {

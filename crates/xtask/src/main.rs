@@ -77,6 +77,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("aquifer", "03_memory"),
     ("aquifer", "04_queues"),
     ("aquifer", "05_kernel"),
+    ("aquifer", "06_trace"),
 ];
 
 fn main() -> ExitCode {
