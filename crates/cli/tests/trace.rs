@@ -227,3 +227,38 @@ fn a_killed_program_leaves_a_readable_trace() {
     let output = aquifer(&["replay", file.text()]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
+
+/// What other tools are given: a span for each allocation, counters that reach the peak, and a line
+/// for each event.
+#[test]
+fn exports_have_every_allocation_and_event() {
+    let file = Temporary::path("export.aqt");
+    growing_loop(&file.0);
+    let trace = read(&file.0);
+    let verified = replay::verify(&trace).unwrap();
+    let chrome = json(&aquifer(&["export", file.text()]));
+    let events = chrome["traceEvents"].as_array().unwrap();
+    let count = |kind: &str| events.iter().filter(|event| event["ph"] == kind).count();
+    let made = trace.records.iter().filter(|record| record.event.name() == "allocate").count();
+    assert_eq!((count("b"), count("e")), (made, made), "all of them begin and end");
+    let highest = |name: &str| {
+        let values = events.iter().filter(|event| event["ph"] == "C");
+        values.map(|event| event["args"][name].as_u64().unwrap()).max()
+    };
+    assert_eq!(highest("reserved"), Some(verified.stats.peak_reserved));
+    assert_eq!(highest("active"), Some(verified.stats.peak));
+    let named = events.iter().any(|event| event["ph"] == "b" && event["name"] == "layer 7");
+    assert!(named, "labels are the names");
+    let lines = Temporary::path("export.jsonl");
+    let output = aquifer(&["export", file.text(), "--to", "jsonl", "-o", lines.text()]);
+    assert!(output.status.success() && output.stdout.is_empty());
+    let text = std::fs::read_to_string(&lines.0).unwrap();
+    let parsed: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(parsed.len(), trace.records.len());
+    for (line, record) in parsed.iter().zip(&trace.records) {
+        assert_eq!(line["event"], record.event.name());
+        assert_eq!(line["time_ns"], record.time_ns);
+    }
+    let asked: u64 = parsed.iter().filter_map(|line| line["asked"].as_u64()).sum();
+    assert!(asked > 0);
+}
