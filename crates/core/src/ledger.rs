@@ -130,14 +130,14 @@ impl Ledger {
     pub(crate) fn obtained(&mut self, size: u64) {
         self.system_allocations += 1;
         self.committed_ever = self.committed_ever.saturating_add(size);
-        self.reserved += size;
+        self.reserved = self.reserved.saturating_add(size);
         self.peak_reserved = self.peak_reserved.max(self.reserved);
         self.driver_bytes.0 = self.driver_bytes.0.saturating_add(size);
         self.driver_called = true;
     }
 
     pub(crate) fn given_back(&mut self, size: u64) {
-        self.reserved -= size;
+        self.reserved = self.reserved.saturating_sub(size);
         self.driver_bytes.1 = self.driver_bytes.1.saturating_add(size);
         self.driver_called = true;
     }
@@ -145,12 +145,12 @@ impl Ledger {
     #[inline]
     fn raise_peaks(&mut self) {
         self.peak = self.peak.max(self.active);
-        self.peak_with_mapped = self.peak_with_mapped.max(self.active + self.mapped);
+        self.peak_with_mapped = self.peak_with_mapped.max(self.active.saturating_add(self.mapped));
     }
 
     pub(crate) fn reset_peak(&mut self) {
         self.peak = self.active;
-        self.peak_with_mapped = self.active + self.mapped;
+        self.peak_with_mapped = self.active.saturating_add(self.mapped);
         self.peak_reserved = self.reserved;
         for row in &mut self.rows {
             row.peak = row.active;

@@ -9,6 +9,7 @@ use crate::caps::Storage;
 use crate::growth::Claim;
 use crate::hazard::{QueueId, Stamp, Ticket};
 use crate::heap::Evicted;
+use crate::ledger::Ledger;
 use crate::memory::{Block, BlockId, Memory};
 use crate::pending::{Note, Target};
 use crate::pool::{Pool, Reuse, Settings, Stop};
@@ -57,6 +58,12 @@ impl Pool {
             .sum()
     }
 
+    /// What pressure is measured by: active, mapped and cached.
+    fn in_use(&self) -> u64 {
+        let Ledger { active, mapped, .. } = self.ledger;
+        active.saturating_add(mapped).saturating_add(self.cache())
+    }
+
     /// One snapshot of every figure.
     pub fn stats(&self) -> MemoryStats {
         let (ledger, cache) = (&self.ledger, self.cache());
@@ -69,7 +76,7 @@ impl Pool {
             peak: ledger.peak,
             cache,
             mapped: ledger.mapped,
-            active_with_mapped: ledger.active + ledger.mapped,
+            active_with_mapped: ledger.active.saturating_add(ledger.mapped),
             peak_with_mapped: ledger.peak_with_mapped,
             memory_limit: self.limits.memory,
             cache_limit: self.limits.cache,
@@ -144,8 +151,8 @@ impl Pool {
     /// Gives back the oldest free memory until use is below `percent` of the working set (rule
     /// C.5); called with 50 by a caller that is about to wait anyway.
     pub fn relieve<M: Memory + ?Sized>(&mut self, device: &M, percent: u64) {
-        let used = self.ledger.active + self.cache() + self.ledger.mapped;
-        let bound = self.working_set / 100 * percent;
+        let used = self.in_use();
+        let bound = self.working_set / 100 * percent.min(100);
         if used > bound {
             if self.watch.is_some() {
                 let call = |pool: &mut Self, device: &dyn Memory| pool.relieve(device, percent);
@@ -153,8 +160,7 @@ impl Pool {
                 return self.observe(device, Tell::Always, call, |()| Some(event));
             }
             self.poll(device);
-            let used = self.ledger.active + self.cache() + self.ledger.mapped;
-            self.evict(device, used.saturating_sub(bound));
+            self.evict(device, self.in_use().saturating_sub(bound));
         }
     }
 
@@ -237,7 +243,7 @@ impl Pool {
         let after = used.saturating_add(need);
         let percent = |value: u64, part: u64| (u128::from(value) * u128::from(part) / 100) as u64;
         let threshold = percent(self.working_set, 95).min(self.limits.memory);
-        let mut excess = (after + 1).saturating_sub(threshold);
+        let mut excess = after.saturating_add(1).saturating_sub(threshold);
         excess = excess.max(after.saturating_sub(percent(self.working_set, self.pressure)));
         if self.reuse == Reuse::Ranges {
             let most = self.high_water.max(self.ledger.active.saturating_add(size));
@@ -428,7 +434,7 @@ impl Pool {
                 Some(Event::Map { id, size, block })
             });
         }
-        let used = self.ledger.active + self.ledger.mapped;
+        let used = self.ledger.active.saturating_add(self.ledger.mapped);
         if used.checked_add(size).is_none_or(|sum| sum > self.limits.memory) {
             return Err(self.refusal(size, RefusalKind::Limit));
         }

@@ -363,9 +363,15 @@ impl Pool {
         Refusal { kind, asked, stats: Box::new(self.stats()), holders }
     }
 
+    /// Whether the limits would let a request of `len` bytes through.
+    pub(crate) fn allows(&self, len: u64) -> bool {
+        allocation_size(len)
+            .is_some_and(|size| size <= self.caps.largest_buffer && self.within_limit(size).is_ok())
+    }
+
     #[inline]
     fn within_limit(&self, size: u64) -> Result<(), Stop> {
-        let used = self.ledger.active + self.ledger.mapped;
+        let used = self.ledger.active.saturating_add(self.ledger.mapped);
         if used.checked_add(size).is_none_or(|sum| sum > self.limits.memory) {
             return Err(Stop::Limit);
         }

@@ -22,9 +22,10 @@ pub use what_if::{Outcome, WhatIf};
 /// A replay that came out as the trace says.
 #[derive(Clone, Debug)]
 pub struct Verified {
-    /// The figures at the end.
+    /// The figures at the end; of a file that ends between a call and the driver's answers to it,
+    /// those before that call.
     pub stats: MemoryStats,
-    /// Events that were played.
+    /// Calls of the pool that were played.
     pub events: usize,
     /// Times that all figures were compared.
     pub compared: usize,
@@ -69,7 +70,8 @@ pub fn is_exact(trace: &Trace) -> Result<(), Mismatch> {
         return no("the trace was recorded by another system, which places memory by other rules");
     }
     let used = trace.first_figures().is_none_or(|stats| {
-        stats.committed_ever > 0 || stats.peak_with_mapped > 0 || stats.wrapped > 0
+        let held = stats.blocks > 0 || stats.wrapped > 0;
+        held || stats.committed_ever > 0 || stats.peak_with_mapped > 0
     });
     if used {
         return no("the trace began when the pool was in use already: what it held is not known");

@@ -330,6 +330,26 @@ impl Event {
         )
     }
 
+    /// Whether it is a call of the pool that a program's doing came to.
+    pub fn is_call(&self) -> bool {
+        matches!(
+            self,
+            Self::Allocate { .. }
+                | Self::Refuse { .. }
+                | Self::Free { .. }
+                | Self::Map { .. }
+                | Self::Unmap { .. }
+                | Self::Wrap { .. }
+                | Self::Unwrap { .. }
+                | Self::Limit { .. }
+                | Self::ClearCache
+                | Self::Relieve { .. }
+                | Self::Poll
+                | Self::ResetPeak
+                | Self::Close
+        )
+    }
+
     /// Its name, as exports and messages print it.
     pub fn name(&self) -> &'static str {
         match self {

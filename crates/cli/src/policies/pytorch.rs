@@ -94,7 +94,7 @@ impl PyTorch {
             }
         }
         let address = self.next_address;
-        self.next_address += len;
+        self.next_address = self.next_address.saturating_add(len);
         let whole =
             Block { address, size: len, stream, small, free: true, before: None, after: None };
         let place = self.add(whole);

@@ -19,7 +19,7 @@ pub(crate) struct WiredBlock {
 
 impl Pool {
     fn room_to_wire(&self, size: u64) -> bool {
-        self.caps.can_wire && self.wired + size <= self.limits.wired
+        self.caps.can_wire && self.wired.saturating_add(size) <= self.limits.wired
     }
 
     #[inline]

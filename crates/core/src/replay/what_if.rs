@@ -1,7 +1,10 @@
 //! Replay with other limits, sizes or reuse.
 
+use std::collections::HashMap;
+
 use crate::caps::Caps;
 use crate::hazard::{QueueId, Stamp, Stamps, Ticket};
+use crate::ledger::LabelId;
 use crate::model::HostModel;
 use crate::pool::{Pool, Request, Settings};
 use crate::refusal::RefusalKind;
@@ -40,7 +43,7 @@ pub struct Outcome {
     pub peak_reserved: u64,
     /// Padding when `active` was highest.
     pub padding_at_peak: u64,
-    /// Requests that were refused for good, and their bytes.
+    /// Requests that were refused for good, here or already when the trace was recorded.
     pub refusals: u64,
     /// Bytes that they asked.
     pub refused_bytes: u64,
@@ -74,6 +77,12 @@ impl WhatIf {
     ) -> Outcome {
         let device = HostModel::quick();
         let mut pool = Pool::new(&self.caps, self.settings);
+        // What was there before counts against the limits, whatever it was.
+        let held = trace.first_figures().map_or(0, |stats| stats.active_with_mapped);
+        if held > 0 {
+            // A limit below that refuses everything anyway.
+            let _held_to_the_end = pool.map(&device, held, None);
+        }
         if let Some((observer, begin)) = observer {
             pool.start_observing(observer, begin);
         }
@@ -83,10 +92,11 @@ impl WhatIf {
             player: Player::new(pool, lifetimes),
             device,
             last: Vec::new(),
+            retried: retried(trace),
             outcome: Outcome::default(),
         };
         for (index, record) in trace.records.iter().enumerate() {
-            run.step(&record.event, lifetimes.of_record[index]);
+            run.step(index, &record.event, lifetimes.of_record[index]);
             see(index, &run.player.pool);
         }
         run.player.pool.stop_observing();
@@ -103,43 +113,36 @@ struct Run<'r> {
     device: HostModel,
     /// The last ticket of each queue that something was freed with.
     last: Vec<Ticket>,
+    /// Records of refusals that were tried once more.
+    retried: Vec<usize>,
     outcome: Outcome,
 }
 
 impl Run<'_> {
-    fn step(&mut self, event: &Event, number: u32) {
+    fn step(&mut self, index: usize, event: &Event, number: u32) {
         let now = self.outcome.events + 1;
         match event {
             Event::Complete { queue, ticket } => self.device.reach(*queue, *ticket),
             Event::Limit { kind, .. } if self.rules.fixed.contains(kind) => {}
-            // The device that it was of is not this one.
-            Event::Map { size, id, .. } => {
-                if let Ok(mapping) = self.player.pool.map(&self.device, *size, None) {
-                    match id {
-                        Some(id) => {
-                            let old = self.player.mappings.insert(*id, mapping);
-                            if let Some(old) = old {
-                                self.player.pool.unmap(&self.device, old);
-                            }
-                        }
-                        None => self.player.pool.unmap(&self.device, mapping),
-                    }
-                } else {
-                    self.outcome.refusals += 1;
-                    self.outcome.refused_bytes = self.outcome.refused_bytes.saturating_add(*size);
-                }
+            Event::Map { size, id: Some(id), .. } => self.map(*size, *id),
+            Event::Map { size, id: None, .. } => {
+                let fits = self.player.pool.allows(*size);
+                self.refused_then(*size, fits);
             }
-            Event::Allocate { .. } | Event::Refuse { .. } => self.ask(now, event, number),
+            Event::Refuse { .. } if self.retried.binary_search(&index).is_ok() => {}
+            &Event::Refuse { asked, .. } => {
+                // Who asked did without: it is not given now either, only told.
+                let fits = self.player.pool.allows((self.rules.size)(asked));
+                self.refused_then(asked, fits);
+            }
+            Event::Allocate { .. } => self.ask(now, event, number),
             Event::Free { stamps, .. } => self.free(now, stamps, number),
-            event if event.is_effect() => return,
-            Event::Begin(_) | Event::Figures(_) | Event::Submit { .. } | Event::Copy { .. } => {
-                return;
-            }
-            event => {
+            event if event.is_call() || matches!(event, Event::Label { .. }) => {
                 self.player.play(&self.device, event, number);
             }
+            _ => {}
         }
-        self.outcome.events += 1;
+        self.outcome.events += u64::from(event.is_call());
         let ledger = &self.player.pool.ledger;
         self.outcome.peak_asked = self.outcome.peak_asked.max(ledger.asked);
         self.outcome.peak_reserved = self.outcome.peak_reserved.max(ledger.reserved);
@@ -149,23 +152,41 @@ impl Run<'_> {
         }
     }
 
-    fn ask(&mut self, now: u64, event: &Event, number: u32) {
-        let (mode, asked, queue, label) = match *event {
-            Event::Allocate { place, asked, queue, label, .. } => (place.mode, asked, queue, label),
-            Event::Refuse { mode, asked, queue, label, .. } => (mode, asked, queue, label),
-            _ => return,
+    /// The device that the trace is of is not this one: a mapping is only counted.
+    fn map(&mut self, size: u64, id: u32) {
+        let Ok(mapping) = self.player.pool.map(&self.device, size, None) else {
+            self.refused(size);
+            return;
         };
+        if let Some(old) = self.player.mappings.insert(id, mapping) {
+            self.player.pool.unmap(&self.device, old);
+        }
+    }
+
+    fn refused(&mut self, bytes: u64) {
+        self.outcome.refusals += 1;
+        self.outcome.refused_bytes = self.outcome.refused_bytes.saturating_add(bytes);
+    }
+
+    /// What the trace has as refused.
+    fn refused_then(&mut self, bytes: u64, fits: bool) {
+        if fits {
+            self.outcome.would_fit += 1;
+        } else {
+            self.refused(bytes);
+        }
+    }
+
+    fn ask(&mut self, now: u64, event: &Event, number: u32) {
+        let &Event::Allocate { place, asked, queue, label, .. } = event else { return };
         self.pass(now);
         let len = (self.rules.size)(asked);
-        let mut request = Request::new(len, mode).labelled(label);
+        let mut request = Request::new(len, place.mode).labelled(label);
         if let Some(queue) = queue {
             request = request.on(queue);
         }
         let mut step = self.player.request(&self.device, request, number);
-        let refused_before = matches!(event, Event::Refuse { .. });
-        if let Step::Refused(RefusalKind::Limit | RefusalKind::Driver(..)) = step
-            && !refused_before
-        {
+        if let Step::Refused(RefusalKind::Limit | RefusalKind::Driver(..)) = step {
             // Rule C.3: what is in flight is waited for, and the request is tried once more.
             for (queue, &ticket) in self.last.iter().enumerate() {
                 self.device.reach(QueueId(queue as u32), ticket);
@@ -173,13 +194,8 @@ impl Run<'_> {
             self.player.pool.clear_cache(&self.device);
             step = self.player.request(&self.device, request, number);
         }
-        match (step, refused_before) {
-            (Step::Refused(_), false) => {
-                self.outcome.refusals += 1;
-                self.outcome.refused_bytes = self.outcome.refused_bytes.saturating_add(asked);
-            }
-            (Step::Allocated { .. }, true) => self.outcome.would_fit += 1,
-            _ => {}
+        if let Step::Refused(_) = step {
+            self.refused(asked);
         }
     }
 
@@ -212,4 +228,33 @@ impl Run<'_> {
         }
         self.player.pool.free(&self.device, allocation, stamps);
     }
+}
+
+/// Records of refusals that the same thread followed by the same request, with the cache cleared
+/// between: the first half of rule C.3.
+fn retried(trace: &Trace) -> Vec<usize> {
+    /// What a thread asks next, and whether it clears the cache before.
+    type Next = (u64, Option<QueueId>, LabelId, bool);
+    let mut next: HashMap<u32, Next> = HashMap::new();
+    let mut found = Vec::new();
+    for (index, record) in trace.records.iter().enumerate().rev() {
+        let (asked, queue, label) = match record.event {
+            Event::Allocate { asked, queue, label, .. } => (asked, queue, label),
+            Event::Refuse { asked, queue, label, .. } => (asked, queue, label),
+            Event::ClearCache => {
+                if let Some(next) = next.get_mut(&record.thread) {
+                    next.3 = true;
+                }
+                continue;
+            }
+            _ => continue,
+        };
+        let refused = matches!(record.event, Event::Refuse { .. });
+        if refused && next.get(&record.thread) == Some(&(asked, queue, label, true)) {
+            found.push(index);
+        }
+        next.insert(record.thread, (asked, queue, label, false));
+    }
+    found.reverse();
+    found
 }

@@ -28,6 +28,8 @@ pub const VERSION: u8 = 1;
 
 /// Queues that a trace may name: they are numbered from 0, and memory is kept for each.
 const MOST_QUEUES: u64 = 1 << 16;
+/// Events of a trace: some gigabytes in memory.
+const MOST_EVENTS: usize = 1 << 25;
 /// The largest span, granule or buffer that a device of a trace may have: 128 TiB.
 const MOST_SIZE: u64 = 1 << 47;
 
@@ -567,6 +569,9 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded, FormatError> {
         }
         time_ns = step(time_ns, &mut payload).map_err(|reason| wrong(at, reason))?;
         match read_event(tag, &mut payload).map_err(|reason| wrong(at, reason))? {
+            Some(_) if decoded.trace.records.len() >= MOST_EVENTS => {
+                return Err(wrong(at, "more than 33,554,432 events: record a shorter part"));
+            }
             Some((event, site)) => {
                 decoded.trace.records.push(Record { time_ns, thread, site, event });
             }
@@ -669,7 +674,7 @@ fn read_rare(tag: u8, from: &mut Reader<'_>) -> Field<Option<Event>> {
             Event::Limit { kind, bytes: from.number()? }
         }
         tag::CLEAR_CACHE => Event::ClearCache,
-        tag::RELIEVE => Event::Relieve { percent: from.number()?.min(100) },
+        tag::RELIEVE => Event::Relieve { percent: from.number()? },
         tag::POLL => Event::Poll,
         tag::RESET_PEAK => Event::ResetPeak,
         tag::CLOSE => Event::Close,

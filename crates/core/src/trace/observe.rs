@@ -191,11 +191,6 @@ impl Pool {
         Some(watch.observer)
     }
 
-    /// Whether an observer is told.
-    pub fn is_observed(&self) -> bool {
-        self.watch.is_some()
-    }
-
     /// Tells the observer an event that is no call of the pool's.
     pub(crate) fn tell(&mut self, event: Event) {
         if let Some(watch) = &mut self.watch {
