@@ -201,7 +201,7 @@ impl DeviceBuilder {
         if let Some(options) = self.trace.or_else(TraceOptions::from_environment) {
             device.trace().start_with(options)?;
         }
-        crate::watch::register(&device)?;
+        crate::watch::register(&device);
         Ok(device)
     }
 }
@@ -439,7 +439,7 @@ impl Device {
             // One failure is told at a time; those behind it stay for the next wait.
             first = match first {
                 Ok(()) => self.wait_ticket(queue, ticket, left),
-                Err(_) => first.and(self.0.backend.wait(queue, ticket, left).map_err(Error::from)),
+                Err(_) => first.and(self.traced_wait(queue, ticket, left).map_err(Error::from)),
             };
         }
         self.pool().poll(&*self.0.backend);
@@ -552,7 +552,7 @@ impl Device {
         for queue in self.flush_all()? {
             // Failures stay for the next wait of the caller's own.
             let ticket = self.0.backend.submitted(queue);
-            self.0.backend.wait(queue, ticket, None)?;
+            self.traced_wait(queue, ticket, None)?;
         }
         self.timed(|pool, backend| {
             pool.clear_cache(backend);
@@ -729,10 +729,18 @@ impl fmt::Display for Device {
     }
 }
 
+impl DeviceInner {
+    /// Figures and labels at one moment, for who looks from outside.
+    pub(crate) fn account(&self) -> (MemoryStats, Vec<LabelRow>) {
+        let pool = self.pool.lock();
+        (pool.stats(), pool.labels())
+    }
+}
+
 impl Drop for DeviceInner {
     /// Closes the device: what is free goes back; what is still live is reported (rule J.2).
     fn drop(&mut self) {
-        crate::watch::forget();
+        crate::watch::forget(self);
         let recorder = self.recorder.get_mut();
         // Every array is gone, so nobody can see what is still recorded.
         recorder.discard_all();

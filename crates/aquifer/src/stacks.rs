@@ -79,6 +79,11 @@ fn whose(name: &str, file: &Path) -> Whose {
     {
         return Whose::Ours;
     }
+    // Without debug information there are only names.
+    let ours = ["aquifer", "<aquifer", "backtrace::", "<backtrace"];
+    if file.as_os_str().is_empty() && ours.iter().any(|start| name.starts_with(start)) {
+        return Whose::Ours;
+    }
     let standard =
         ["core::", "<core::", "alloc::", "<alloc::", "std::", "<std::", "__rust", "<fn("];
     if file.starts_with("/rustc") || standard.iter().any(|start| name.starts_with(start)) {

@@ -205,7 +205,10 @@ impl Tracing<'_> {
     /// # Errors
     /// `Io`: what failed while the file was written.
     pub fn stop(&self) -> Result<()> {
-        let mut running = self.device.0.tracing.lock();
+        self.end(&mut self.device.0.tracing.lock())
+    }
+
+    fn end(&self, running: &mut Option<Running>) -> Result<()> {
         self.device.0.traced.store(false, Ordering::Release);
         self.device.recorder().trace = None;
         self.device.pool().stop_observing();
@@ -221,9 +224,9 @@ impl Tracing<'_> {
     /// # Errors
     /// As [`stop`](Self::stop).
     pub fn take(&self) -> Result<Option<Recording>> {
-        self.stop()?;
-        let running = self.device.0.tracing.lock().take();
-        Ok(running.and_then(|running| running.shared.recorded()))
+        let mut running = self.device.0.tracing.lock();
+        self.end(&mut running)?;
+        Ok(running.take().and_then(|running| running.shared.recorded()))
     }
 
     fn begin(&self) -> Begin {
@@ -271,8 +274,12 @@ impl Running {
     /// Ends the writing thread; everything is written then.
     pub(crate) fn finish(&mut self) -> Result<()> {
         let Some(writer) = self.writer.take() else { return Ok(()) };
-        self.shared.done.store(true, Ordering::Release);
-        self.shared.wake.notify_all();
+        {
+            // Under the lock, so that the thread does not fall asleep in between.
+            let _buffer = self.shared.buffer.lock();
+            self.shared.done.store(true, Ordering::Release);
+            self.shared.wake.notify_all();
+        }
         // The thread only writes; if it panicked there is nothing more to learn from it.
         let _ = writer.join();
         self.shared.drain();
@@ -418,7 +425,7 @@ impl Shared {
         while !self.done.load(Ordering::Acquire) {
             {
                 let mut buffer = self.buffer.lock();
-                if buffer.encoder.len() < WAKE_AT {
+                if buffer.encoder.len() < WAKE_AT && !self.done.load(Ordering::Acquire) {
                     self.wake.wait_for(&mut buffer, FLUSH_EVERY);
                 }
             }

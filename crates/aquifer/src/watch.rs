@@ -5,12 +5,13 @@
 //! refused. `aquifer watch` is at the other end.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use aquifer_backend::is_own_user;
@@ -18,76 +19,103 @@ use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 
 use crate::device::{Device, DeviceInner};
-use crate::error::{Error, Inner, Result};
 use crate::trace::with_pid;
 
 /// Watchers that are answered at once; more are turned away.
 const MOST_WATCHERS: usize = 8;
-/// Bytes of a question; what is in it does not matter.
-const MOST_ASKED: u64 = 256;
-/// How long a watcher may be silent, or slow to read.
+/// How long a watcher may be silent: longer than between any two looks.
+const SILENCE: Duration = Duration::from_secs(2 * 3600);
+/// How long a watcher may take to read.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A device that is open. Its own drop takes it out of the list before anything of it goes.
+struct Open(*const DeviceInner);
+
+// SAFETY: a `DeviceInner` is shared between threads as it is (`Device` is `Send` and `Sync`), and
+// whoever looks through the pointer holds the list's lock, which `forget` needs too.
+unsafe impl Send for Open {}
 
 /// The devices of this process, and the socket if one is open.
 struct Watched {
-    devices: Vec<Weak<DeviceInner>>,
-    socket: Option<PathBuf>,
+    devices: Vec<Open>,
+    socket: Option<Socket>,
+}
+
+struct Socket {
+    path: PathBuf,
+    closed: Arc<AtomicBool>,
 }
 
 static WATCHED: Mutex<Watched> = Mutex::new(Watched { devices: Vec::new(), socket: None });
 static WATCHERS: AtomicUsize = AtomicUsize::new(0);
 
-/// Shows a device at the socket that `AQUIFER_WATCH` names, if it names one.
-pub(crate) fn register(device: &Device) -> Result<()> {
+/// Shows a device at the socket that `AQUIFER_WATCH` names, if it names one. A program that cannot
+/// be watched goes on, and says so.
+pub(crate) fn register(device: &Device) {
     let Some(path) = std::env::var_os("AQUIFER_WATCH").filter(|path| !path.is_empty()) else {
-        return Ok(());
+        return;
     };
     let mut watched = WATCHED.lock();
     if watched.socket.is_none() {
         let path = with_pid(Path::new(&path));
-        let failed = |source| Error::new(Inner::Io { path: path.clone(), source });
-        let listener = listen(&path).map_err(failed)?;
-        std::thread::Builder::new()
-            .name("aquifer-watch".into())
-            .spawn(move || serve(&listener))
-            .map_err(failed)?;
-        watched.socket = Some(path.clone());
+        match open(&path) {
+            Ok(socket) => watched.socket = Some(socket),
+            Err(error) => {
+                let path = path.display();
+                eprintln!("aquifer: AQUIFER_WATCH={path}: {error}: this process is not watched");
+                return;
+            }
+        }
     }
-    watched.devices.retain(|known| known.strong_count() > 0);
-    watched.devices.push(Arc::downgrade(&device.0));
-    Ok(())
+    watched.devices.push(Open(Arc::as_ptr(&device.0)));
 }
 
 /// A device closes; with the last of them the socket goes.
-pub(crate) fn forget() {
+pub(crate) fn forget(device: &DeviceInner) {
     let mut watched = WATCHED.lock();
-    watched.devices.retain(|known| known.strong_count() > 0);
-    if watched.devices.is_empty()
-        && let Some(path) = watched.socket.take()
-    {
-        // The thread sees that it is not wanted any more when somebody calls.
+    watched.devices.retain(|open| !ptr::eq(open.0, device));
+    if !watched.devices.is_empty() {
+        return;
+    }
+    let socket = watched.socket.take();
+    drop(watched);
+    if let Some(Socket { path, closed }) = socket {
+        closed.store(true, Ordering::Release);
+        // The thread sees it when somebody calls.
         let _ = UnixStream::connect(&path);
         let _ = fs::remove_file(&path);
     }
 }
 
-fn listen(path: &Path) -> std::io::Result<UnixListener> {
+fn open(path: &Path) -> std::io::Result<Socket> {
     // What a program that was killed has left: nobody answers there.
     let is_socket = fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
-    if is_socket && UnixStream::connect(path).is_err() {
+    let refused = |error: std::io::Error| error.kind() == ErrorKind::ConnectionRefused;
+    if is_socket && UnixStream::connect(path).is_err_and(refused) {
         fs::remove_file(path)?;
     }
     let listener = UnixListener::bind(path)?;
     // Who connects before this is refused by whose user it is.
     fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
+    let closed = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&closed);
+    std::thread::Builder::new()
+        .name("aquifer-watch".into())
+        .spawn(move || serve(&listener, &seen))?;
+    Ok(Socket { path: path.to_owned(), closed })
 }
 
-fn serve(listener: &UnixListener) {
-    while let Ok((stream, _)) = listener.accept() {
-        if WATCHED.lock().socket.is_none() {
+fn serve(listener: &UnixListener, closed: &AtomicBool) {
+    loop {
+        let called = listener.accept();
+        if closed.load(Ordering::Acquire) {
             return;
         }
+        let Ok((stream, _)) = called else {
+            // Out of descriptors, or the caller has gone: later it may be otherwise.
+            std::thread::sleep(Duration::from_millis(100));
+            continue;
+        };
         if !is_own_user(&stream) || WATCHERS.load(Ordering::Relaxed) >= MOST_WATCHERS {
             continue;
         }
@@ -104,42 +132,40 @@ fn serve(listener: &UnixListener) {
 }
 
 fn answer(stream: UnixStream) -> std::io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(SILENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut questions = BufReader::new(stream.try_clone()?);
     let mut answers = stream;
-    loop {
-        let mut question = Vec::new();
-        let asked = questions.by_ref().take(MOST_ASKED).read_until(b'\n', &mut question)?;
-        if asked == 0 || WATCHED.lock().socket.is_none() {
-            return Ok(());
-        }
-        let mut line = snapshot().to_string();
+    // What a question says does not matter, only that it ends.
+    while questions.skip_until(b'\n')? > 0 {
+        let Some(told) = snapshot() else { break };
+        let mut line = told.to_string();
         line.push('\n');
         answers.write_all(line.as_bytes())?;
     }
+    Ok(())
 }
 
-/// The figures of every device, as they are now.
-fn snapshot() -> Value {
-    let devices = WATCHED.lock().devices.clone();
-    let devices: Vec<Value> = devices.iter().filter_map(Weak::upgrade).map(figures).collect();
-    json!({ "pid": std::process::id(), "devices": devices })
+/// The figures of every device, as they are now; `None` once all have closed.
+fn snapshot() -> Option<Value> {
+    let watched = WATCHED.lock();
+    let devices = watched.devices.iter().map(|open| {
+        // SAFETY: the device is in the list, so its drop has not begun or waits in `forget` for the
+        // lock that is held here: all of it is there, where its `Arc` has it.
+        figures(unsafe { &*open.0 })
+    });
+    let devices: Vec<Value> = devices.collect();
+    watched.socket.is_some().then(|| json!({ "pid": std::process::id(), "devices": devices }))
 }
 
-fn figures(inner: Arc<DeviceInner>) -> Value {
-    let device = Device(inner);
-    let (stats, rows) = {
-        let pool = device.pool();
-        (pool.stats(), pool.labels())
-    };
+fn figures(device: &DeviceInner) -> Value {
+    let (stats, rows) = device.account();
     let memory: Map<String, Value> =
         stats.figures().into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
     let labels = rows.iter().map(|row| {
         json!({ "name": row.name, "active": row.active, "peak": row.peak, "count": row.count })
     });
     let labels: Vec<Value> = labels.collect();
-    json!({
-        "backend": device.backend(), "name": device.name(), "memory": memory, "labels": labels,
-    })
+    let (backend, name) = (device.backend.api(), &device.backend.caps().name);
+    json!({ "backend": backend, "name": name, "memory": memory, "labels": labels })
 }

@@ -14,7 +14,6 @@ pub(crate) struct Account {
     pub(crate) mapped: u64,
     /// What the driver has given.
     pub(crate) reserved: u64,
-    begun: bool,
     blocks: HashMap<BlockId, u64>,
     mappings: HashMap<u32, u64>,
 }
@@ -24,8 +23,8 @@ impl Account {
     pub(crate) fn apply(&mut self, event: &Event) -> bool {
         let before = (self.active, self.mapped, self.reserved);
         match event {
-            // The first ones: what was there when the trace began.
-            Event::Figures(stats) if !std::mem::replace(&mut self.begun, true) => {
+            // They know what was there when the trace began, too.
+            Event::Figures(stats) => {
                 (self.active, self.mapped) = (stats.active, stats.mapped);
                 self.reserved = stats.reserved;
             }

@@ -181,9 +181,20 @@ fn fields(event: &Event, labels: &[String]) -> Map<String, Value> {
             put("pid", begin.pid.into());
             put("api", begin.api.clone().into());
             put("device", begin.caps.name.clone().into());
-            put("working_set", begin.settings.working_set.into());
+            put("unix_ns", begin.unix_ns.into());
+            let memory = begin.caps.virtual_memory;
+            put("span", memory.map_or(0, |memory| memory.span).into());
+            put("granule", memory.map_or(0, |memory| memory.granule).into());
+            put("largest_buffer", begin.caps.largest_buffer.into());
+            put("largest_block", begin.caps.largest_block.into());
+            put("can_wire", begin.caps.can_wire.into());
+            put("wires_blocks", begin.caps.wires_blocks.into());
+            put("reuse", format!("{:?}", begin.settings.reuse).to_lowercase().into());
             put("memory_limit", begin.settings.limits.memory.into());
             put("cache_limit", begin.settings.limits.cache.into());
+            put("wired_limit", begin.settings.limits.wired.into());
+            put("working_set", begin.settings.working_set.into());
+            put("pressure", begin.settings.pressure.into());
         }
         Event::Figures(stats) => return crate::json::memory(stats),
         Event::Held { label: id, size, count } => {
@@ -191,8 +202,14 @@ fn fields(event: &Event, labels: &[String]) -> Map<String, Value> {
             put("charged", (*size).into());
             put("count", (*count).into());
         }
-        Event::Label { name, .. } => put("label", (**name).into()),
-        Event::Site { stack, .. } => put("site", (**stack).into()),
+        Event::Label { id, name } => {
+            put("number", id.index().into());
+            put("label", (**name).into());
+        }
+        Event::Site { id, stack } => {
+            put("number", (*id).into());
+            put("site", (**stack).into());
+        }
         Event::Allocate { place, asked, size, queue, label: id, inherited } => {
             put("asked", (*asked).into());
             put("charged", (*size).into());
@@ -236,7 +253,9 @@ fn more_fields(event: &Event) -> Map<String, Value> {
         Event::Fail { call, size, code } => {
             json!({ "call": format!("{call:?}").to_lowercase(), "size": size, "code": code })
         }
-        Event::Map { id, size, .. } => json!({ "mapping": id, "size": size }),
+        Event::Map { id, size, block } => {
+            json!({ "mapping": id, "size": size, "block": block.map(|block| block.0) })
+        }
         Event::Unmap { id } => json!({ "mapping": id }),
         Event::Wrap { size } | Event::Unwrap { size } => json!({ "size": size }),
         Event::Limit { kind, bytes } => {

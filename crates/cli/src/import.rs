@@ -14,7 +14,7 @@ use aquifer::core::trace::{Trace, format};
 use crate::Failure;
 
 /// Bytes that a file may have, unpacked: above that it is an error, not the end of memory.
-const MOST_BYTES: u64 = 4 << 30;
+const MOST_BYTES: u64 = 1 << 30;
 
 /// A trace that was read.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub(crate) fn load(path: &Path, gpu: Option<usize>) -> Result<Loaded, Failure> {
         bytes = unpacked;
     }
     if bytes.len() as u64 >= MOST_BYTES {
-        return Err(wrong("more than 4 GiB: record a shorter part".to_owned()));
+        return Err(wrong("more than 1 GiB unpacked: record a shorter part".to_owned()));
     }
     parse(&bytes, gpu).map_err(wrong)
 }

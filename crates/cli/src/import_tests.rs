@@ -233,6 +233,64 @@ fn an_rmm_log_keeps_its_threads_times_and_streams() {
     assert!(trace.records.iter().any(|record| refused(&record.event)));
 }
 
+/// A log that crosses midnight hours after it began, and times in seconds, keep their distances.
+#[test]
+fn rmm_times_go_on_over_midnight() {
+    let header = "Thread,Time,Action,Pointer,Size,Stream";
+    let times = |rows: &[&str]| {
+        let lines = rows.iter().enumerate();
+        let lines = lines.map(|(at, time)| format!("1,{time},allocate,{:#x},64,0x0", at + 1));
+        let log = format!("{header}\n{}\n", lines.collect::<Vec<_>>().join("\n"));
+        let trace = parse(log.as_bytes(), None).unwrap().trace;
+        let made = trace.records.iter().filter(|record| record.event.name() == "allocate");
+        made.map(|record| record.time_ns / 1_000_000_000).collect::<Vec<_>>()
+    };
+    let day = ["08:00:00.0", "23:00:00.0", "00:30:00.0", "02:00:00.0", "23:30:00.0", "00:10:00.0"];
+    let hours: Vec<f64> = times(&day).iter().map(|&time| time as f64 / 3600.0).collect();
+    assert_eq!(hours, [0.0, 15.0, 16.5, 18.0, 39.5, 40.0 + 1.0 / 6.0]);
+    assert_eq!(times(&["1000000.5", "0.25", "1000003.5"]), [0, 0, 3], "never backwards");
+}
+
+/// Allocations from before a recording share the number 0: each of them is one.
+#[test]
+fn allocations_before_a_recording_are_told_apart() {
+    let text = "time_us,action,id,size,stream\n5,free_completed,0,1024,0\n\
+                6,free_completed,0,2048,0\n7,alloc,1,512,0\n";
+    assert_eq!(peak(&parse(text.as_bytes(), None).unwrap().trace), 3072);
+}
+
+/// Expandable segments: ranges that are mapped and unmapped in other pieces than they came in.
+#[test]
+fn expandable_segments_hold_what_is_mapped() {
+    const MIB: u64 = 1 << 20;
+    let at = |mib: u64| 0x7000_0000 + mib * MIB;
+    let events = vec![
+        Data::Dict(entry("segment_map", at(0), 20 * MIB, 1)),
+        Data::Dict(entry("segment_map", at(20), 20 * MIB, 2)),
+        Data::Dict(entry("alloc", at(15), 10 * MIB, 3)),
+        Data::Dict(entry("segment_unmap", at(30), 10 * MIB, 4)),
+        // Mapped before the history began.
+        Data::Dict(entry("segment_unmap", at(60), 5 * MIB, 5)),
+        Data::Dict(entry("free_completed", at(15), 10 * MIB, 6)),
+        Data::Dict(entry("segment_unmap", at(0), 30 * MIB, 7)),
+    ];
+    let snapshot = Data::Dict(vec![("device_traces", Data::List(vec![Data::List(events)]))]);
+    let trace = parse(&snapshot.pickle(), None).unwrap().trace;
+    let mut account = crate::account::Account::default();
+    let held = trace.records.iter().filter_map(|record| {
+        account.apply(&record.event).then_some((record.time_ns / 1000, account.reserved / MIB))
+    });
+    let held: Vec<_> = held.collect();
+    // Times count from the first event; the allocation and its end change `active` alone.
+    assert_eq!(
+        held,
+        [(0, 5), (0, 25), (1, 45), (2, 45), (3, 35), (4, 30), (5, 30), (6, 0)],
+        "what is mapped, in MiB"
+    );
+    let lifetime = Lifetimes::of(&trace).all[0];
+    assert_eq!((lifetime.place.is_known(), lifetime.place.offset), (true, 15 * MIB));
+}
+
 #[test]
 fn minimalloc_buffers_live_from_lower_to_upper() {
     let text = "id,lower,upper,size,offset\nb1,0,3,4,8\nb2,3,9,4,8\nb3,0,9,8,0\n";

@@ -4,15 +4,15 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use aquifer::core::Pool;
 use aquifer::core::replay::{self, Outcome, WhatIf};
 use aquifer::core::trace::{Begin, Event, Lifetimes, LimitKind, Trace};
-use aquifer::core::{Pool, Settings};
 use aquifer::{Reuse, format_bytes};
 use serde_json::{Value, json};
 
 use crate::import::{Loaded, load};
 use crate::policies::{Driver, ExactSizes, NoCache, Policy, PowersOfTwo, PyTorch};
-use crate::table::{Side, Table, bold};
+use crate::table::{Side, Table, bold, excerpt};
 use crate::{Failure, threads};
 
 /// Points of the curve of held over live memory that JSON has.
@@ -63,6 +63,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     cache_limit: Option<u64>,
     /// What if the device recommended this much: pressure and collection are measured against it
+    /// (the limits stay)
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     working_set: Option<u64>,
     /// What if cached memory went back from this part of the working set on (percent; default 75)
@@ -75,10 +76,10 @@ pub(crate) struct Options {
     #[arg(long, value_name = "RULE", value_parser = parse_reuse)]
     reuse: Option<Reuse>,
     /// Events for which freed memory is still in use, where the trace does not say
-    #[arg(long, value_name = "EVENTS", default_value_t = 64)]
+    #[arg(long, value_name = "EVENTS", default_value_t = IN_FLIGHT)]
     in_flight: u64,
-    /// Play each thread's events on a thread of its own
-    #[arg(long)]
+    /// Play each thread's allocations and frees on a thread of its own: what contention costs
+    #[arg(long, conflicts_with = "compare")]
     threads: bool,
     /// Compare with other policies, all of them unless some are named
     #[arg(long, value_enum, value_name = "POLICY", num_args = 0.., value_delimiter = ',')]
@@ -126,7 +127,15 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         return Err(Failure::File(format!("{path}: the trace does not say what device it is of")));
     };
     let lifetimes = Lifetimes::of(trace);
-    let mut report = Report { options, loaded: &loaded, begin, verified: None, play: None };
+    let mut notes = loaded.notes.clone();
+    let held = trace.first_figures().map_or(0, |stats| stats.active_with_mapped);
+    if held > 0 {
+        let held = format_bytes(held);
+        notes.push(format!(
+            "{held} were in use when the trace began: they count against limits, and in no other figure"
+        ));
+    }
+    let mut report = Report { options, loaded: &loaded, begin, verified: None, play: None, notes };
     // Without a what-if a trace of our own comes out as it was, or we say where not.
     if !options.is_what_if() && options.compare.is_none() && !options.threads {
         match replay::verify(trace) {
@@ -136,15 +145,28 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     let rules = options.rules(trace, begin);
     if options.threads {
-        let played = threads::play(trace, &lifetimes, &rules);
+        let played = threads::play(trace, &lifetimes, &rules).map_err(Failure::File)?;
         return report.print_threads(&played);
     }
     if let Some(names) = &options.compare {
-        let rows = compare(options, &rules, trace, &lifetimes, names);
+        let rows = compare(&rules, trace, &lifetimes, names);
         return report.print_comparison(&rows);
     }
     report.play = Some(Play::of(&rules, trace, &lifetimes));
     report.print()
+}
+
+/// Events for which freed memory is still in use where the trace does not say (rule B.1).
+const IN_FLIGHT: u64 = 64;
+
+/// How a trace is played where nothing else is asked for.
+pub(crate) fn as_played(trace: &Trace, begin: &Begin) -> WhatIf {
+    let mut rules = WhatIf::as_recorded(begin);
+    let says = |event: &Event| matches!(event, Event::Free { stamps, .. } if !stamps.is_empty());
+    let says = trace.records.iter().any(|record| says(&record.event));
+    let own = begin.source.starts_with("aquifer ");
+    rules.in_flight = (!says && !own).then_some(IN_FLIGHT);
+    rules
 }
 
 impl Options {
@@ -159,11 +181,8 @@ impl Options {
 
     /// How the trace is to be played.
     fn rules(&self, trace: &Trace, begin: &Begin) -> WhatIf {
-        let mut rules = WhatIf::as_recorded(begin);
-        if let Some(bytes) = self.working_set {
-            let limits = Settings::for_working_set(bytes, u64::MAX).limits;
-            (rules.settings.working_set, rules.settings.limits) = (bytes, limits);
-        }
+        let mut rules = as_played(trace, begin);
+        rules.settings.working_set = self.working_set.unwrap_or(rules.settings.working_set);
         if let Some(bytes) = self.memory_limit {
             rules.settings.limits.memory = bytes;
             rules.fixed.push(LimitKind::Memory);
@@ -179,11 +198,9 @@ impl Options {
             Some(Sizes::Units) => |asked| asked.checked_next_multiple_of(512).unwrap_or(asked),
             Some(Sizes::PowerOfTwo) => |asked| asked.checked_next_power_of_two().unwrap_or(asked),
         };
-        let says =
-            |event: &Event| matches!(event, Event::Free { stamps, .. } if !stamps.is_empty());
-        let in_flight = trace.records.iter().any(|record| says(&record.event));
-        let own = begin.source.starts_with("aquifer ");
-        rules.in_flight = (!in_flight && !own).then_some(self.in_flight);
+        if rules.in_flight.is_some() {
+            rules.in_flight = Some(self.in_flight);
+        }
         rules
     }
 }
@@ -231,7 +248,6 @@ struct Row {
 }
 
 fn compare(
-    options: &Options,
     rules: &WhatIf,
     trace: &Trace,
     lifetimes: &Lifetimes,
@@ -241,7 +257,8 @@ fn compare(
     let names = if names.is_empty() { PolicyName::value_variants() } else { names };
     let mut comparison = Comparison { rows: Vec::new(), asked: 0, events: 0 };
     for &name in names {
-        let limit = options.memory_limit.unwrap_or(u64::MAX);
+        // For ours what is in use is limited, for the others what they hold: they know no other.
+        let limit = rules.settings.limits.memory;
         let row = match name {
             PolicyName::Aquifer | PolicyName::WholeBlocks => {
                 let mut rules = rules.clone();
@@ -339,6 +356,7 @@ struct Report<'r> {
     begin: &'r Begin,
     verified: Option<Result<replay::Verified, replay::Mismatch>>,
     play: Option<Play>,
+    notes: Vec<String>,
 }
 
 impl Report<'_> {
@@ -350,11 +368,11 @@ impl Report<'_> {
         let path = self.options.trace.display();
         writeln!(out, "{path}: {}, {count} events over {seconds:.3} s", self.loaded.format)?;
         if !begin.program.is_empty() {
-            let name = &begin.caps.name;
-            let (program, pid) = (&begin.program, begin.pid);
-            writeln!(out, "of {program} (process {pid}) on {} ({name})", begin.api)?;
+            let (name, api) = (excerpt(&begin.caps.name), excerpt(&begin.api));
+            let (program, pid) = (excerpt(&begin.program), begin.pid);
+            writeln!(out, "of {program} (process {pid}) on {api} ({name})")?;
         }
-        for note in &self.loaded.notes {
+        for note in &self.notes {
             writeln!(out, "note: {note}")?;
         }
         Ok(())
@@ -367,7 +385,7 @@ impl Report<'_> {
         head.insert("source".into(), self.begin.source.clone().into());
         head.insert("program".into(), self.begin.program.clone().into());
         head.insert("records".into(), self.loaded.trace.records.len().into());
-        head.insert("notes".into(), self.loaded.notes.clone().into());
+        head.insert("notes".into(), self.notes.clone().into());
         head
     }
 

@@ -59,6 +59,16 @@ pub(crate) fn bold(text: &str) -> String {
     if colours() { format!("\u{1b}[1m{text}\u{1b}[0m") } else { text.to_owned() }
 }
 
+/// The beginning of a text from a file, fit for a message.
+pub(crate) fn excerpt(text: &str) -> String {
+    const MOST: usize = 120;
+    let mut start = printable(&text.chars().take(MOST).collect::<String>());
+    if text.chars().nth(MOST).is_some() {
+        start.push('…');
+    }
+    start
+}
+
 /// A text from a file, fit for a terminal: control characters would move its cursor.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()

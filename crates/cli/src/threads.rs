@@ -1,4 +1,5 @@
-//! A trace played by as many threads as recorded it, each its own events in order.
+//! A trace played by as many threads as recorded it, each its own allocations and frees in order:
+//! what contention costs. Limits and mappings that changed on the way are left out.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,6 +9,9 @@ use aquifer::MemoryStats;
 use aquifer::core::replay::WhatIf;
 use aquifer::core::trace::{Event, Lifetimes, Trace};
 use aquifer::core::{Allocation, HostModel, Pool, Request, Stamp, Stamps};
+
+/// Threads that are played at once.
+const MOST_THREADS: usize = 256;
 
 /// What came of it.
 pub(crate) struct Played {
@@ -33,10 +37,21 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Plays a trace. A thread that frees what another makes waits for it; it always comes, since
 /// the trace has it earlier.
-pub(crate) fn play(trace: &Trace, lifetimes: &Lifetimes, rules: &WhatIf) -> Played {
+///
+/// # Errors
+/// More threads than there may be.
+pub(crate) fn play(trace: &Trace, lifetimes: &Lifetimes, rules: &WhatIf) -> Result<Played, String> {
     let mut by_thread: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
     for (index, record) in trace.records.iter().enumerate() {
-        by_thread.entry(record.thread).or_default().push(index);
+        if record.event.is_call() || matches!(record.event, Event::Complete { .. }) {
+            by_thread.entry(record.thread).or_default().push(index);
+        }
+    }
+    if by_thread.len() > MOST_THREADS {
+        let count = by_thread.len();
+        return Err(format!(
+            "{count} threads recorded the trace: at most {MOST_THREADS} are played"
+        ));
     }
     let device = HostModel::quick();
     let pool = Mutex::new(Pool::new(&rules.caps, rules.settings));
@@ -51,13 +66,13 @@ pub(crate) fn play(trace: &Trace, lifetimes: &Lifetimes, rules: &WhatIf) -> Play
         let running: Vec<_> = by_thread.values().map(spawn).collect();
         running.into_iter().map(|thread| thread.join().unwrap_or_default()).collect()
     });
-    Played {
+    Ok(Played {
         threads: by_thread.len(),
         events: counts.iter().map(|count| count.0).sum(),
         refusals: counts.iter().map(|count| count.1).sum(),
         elapsed: start.elapsed(),
         stats: lock(&shared.pool).stats(),
-    }
+    })
 }
 
 struct Shared<'t> {

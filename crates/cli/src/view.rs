@@ -9,7 +9,6 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use aquifer::core::replay::WhatIf;
 use aquifer::core::trace::{Event, Lifetimes, Observer, Record, Trace};
 use aquifer::format_bytes;
 use base64::Engine;
@@ -18,6 +17,7 @@ use flate2::write::GzEncoder;
 
 use crate::Failure;
 use crate::import::load;
+use crate::replay::as_played;
 use columns::Columns;
 
 const PAGE: &str = include_str!("view/page.html");
@@ -116,8 +116,10 @@ pub(crate) fn replayed(trace: &Trace) -> Trace {
     let told = Told::default();
     let mut records: Vec<Record> = Vec::new();
     let names = trace.records.iter().filter(|record| matches!(record.event, Event::Site { .. }));
-    let names: Vec<Record> = names.cloned().collect();
-    WhatIf::as_recorded(begin).play(
+    // Names are not something that happened: they come first.
+    let names = names.map(|record| Record { time_ns: 0, ..record.clone() });
+    let names: Vec<Record> = names.collect();
+    as_played(trace, begin).play(
         trace,
         &lifetimes,
         Some((Box::new(told.clone()), begin.clone())),
@@ -135,7 +137,6 @@ pub(crate) fn replayed(trace: &Trace) -> Trace {
         site: 0,
         event,
     }));
-    // Call sites are named before they are used.
     records.splice(1.min(records.len())..1.min(records.len()), names);
     Trace { records }
 }

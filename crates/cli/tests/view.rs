@@ -110,9 +110,79 @@ fn the_page_shows_who_holds_the_memory() {
     reach_the_table(&browser);
     let map = browser.run("return {...document.getElementById('map').dataset}");
     assert_eq!(map["live"], most.to_string(), "every byte has its place");
+    let homeless = "const ranges = trace.backed(trace.peakEvent);
+        return trace.live(trace.peakEvent).filter(number => {
+          const range = rangeOf(ranges, trace.block[number], trace.offset[number]);
+          return !range || trace.offset[number] + trace.size[number] > range.to;
+        }).length";
+    assert_eq!(browser.run(homeless), 0, "each lies in memory that is there");
     let picture = base64::engine::general_purpose::STANDARD.decode(browser.screenshot()).unwrap();
     std::fs::write(artefacts().join("view.png"), picture).unwrap();
     assert_eq!(browser.errors(), Vec::<Value>::new());
+}
+
+/// What the page computes from far away is what it computes from near, and what a plain loop does.
+#[test]
+fn columns_agree_with_a_plain_loop() {
+    let Some(browser) = browser("columns") else { return };
+    let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/traces");
+    let html = Temporary::path("columns.html");
+    page(&testdata.join("decode_growing_kv.csv.gz"), &html.0, &["--replayed"]);
+    browser.open(&html.0);
+    let differing = browser.run(
+        "const plain = (from, to, width) => {
+           const most = new Float64Array(width).fill(-1);
+           const now = new Float64Array(trace.bands);
+           let total = 0;
+           let reached = 0;
+           const column = at => Math.min(width - 1, Math.floor((at - from) * width / (to - from)));
+           const raise = (x, value) => { most[x] = Math.max(most[x], value); };
+           for (let event = 0; event < trace.events && trace.time[event] <= to; event++) {
+             if (trace.time[event] >= from) {
+               const x = column(trace.time[event]);
+               for (; reached <= x; reached++) raise(reached, total);
+               total += trace.apply(event, now);
+               raise(x, total);
+             } else {
+               total += trace.apply(event, now);
+             }
+           }
+           for (; reached < width; reached++) raise(reached, total);
+           return most;
+         };
+         const faults = [];
+         const whole = trace.last - trace.first;
+         for (const [a, b] of [[0, 1], [0.1, 0.95], [0.33, 0.34], [0.2, 0.9], [0.5, 0.5001]]) {
+           const from = trace.first + a * whole;
+           const to = trace.first + b * whole;
+           const { totals, low, high } = trace.columns(from, to, 700);
+           const want = plain(from, to, 700);
+           const wrong = want.filter((value, x) => value !== totals[x]).length;
+           if (wrong) faults.push([a, b, high - low, wrong]);
+         }
+         return faults;",
+    );
+    assert_eq!(differing, serde_json::json!([]), "range, events in sight, columns that differ");
+    let events = browser.run("return trace.events").as_u64().unwrap();
+    assert!(events > 100_000, "more than are played one by one: {events}");
+}
+
+/// One large array, whose memory came with it, has its place at the moment that the page opens on.
+#[test]
+fn the_newest_allocation_has_its_memory() {
+    use aquifer::prelude::*;
+    use aquifer::trace::TraceOptions;
+    let Some(browser) = browser("newest") else { return };
+    let (file, html) = (Temporary::path("newest.aqt"), Temporary::path("newest.html"));
+    {
+        let options = TraceOptions::new().file(&file.0);
+        let device = Device::builder().named("cpu").trace(options).open().unwrap();
+        drop(device.allocate_raw(64 << 20, Storage::Private).unwrap());
+    }
+    page(&file.0, &html.0, &[]);
+    browser.open(&html.0);
+    let map = browser.run("return {...document.getElementById('map').dataset}");
+    assert_eq!((&map["live"], &map["free"]), (&"67108864".into(), &"0".into()));
 }
 
 /// Clicks into the picture where the largest allocation lies at the peak.

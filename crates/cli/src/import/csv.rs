@@ -7,28 +7,30 @@ use aquifer::core::trace::Trace;
 use aquifer::core::{Action, parse_csv};
 
 use super::events::{Builder, Foreign, UNIT, What};
+use crate::table::excerpt;
 
 /// The project's own recordings of PyTorch programs: `time_us,action,id,size,stream`.
 pub(crate) fn recorded(text: &str) -> Result<Trace, String> {
     let events = parse_csv(text).map_err(|error| error.to_string())?;
-    // Their segments have no addresses: numbers above those of allocations stand for them.
+    // Their segments have no addresses: numbers above those of allocations stand for them, so that
+    // no allocation lies in one.
     let mut segments: HashMap<(u64, u32), Vec<u64>> = HashMap::new();
     let mut next = 1 << 63;
     let mut foreign = Vec::with_capacity(events.len());
     for event in events {
-        let (address, size, stream) = (event.id, event.size, event.stream);
+        let (size, stream) = (event.size, event.stream);
+        next += 1;
+        // Several may have been made before the recording began; all of them have number 0.
+        let address = if event.id == 0 { next } else { event.id };
         let what = match event.action {
             Action::Allocate => What::Allocate { address, size, site: 0, label: 0 },
             Action::Free => What::Free { address, size },
             Action::Obtain => {
-                next += 1;
                 segments.entry((size, stream)).or_default().push(next);
-                // A segment of no length holds no allocation by its address.
                 What::Obtain { address: next, size }
             }
             Action::GiveBack => {
                 let known = segments.get_mut(&(size, stream)).and_then(Vec::pop);
-                next += 1;
                 What::GiveBack { address: known.unwrap_or(next), size }
             }
         };
@@ -65,7 +67,7 @@ fn rows(text: &str) -> impl Iterator<Item = (usize, Vec<&str>)> {
 }
 
 fn number<T: FromStr>(line: usize, what: &str, field: &str) -> Result<T, String> {
-    field.parse().map_err(|_| format!("line {line}: {what} '{field}' is not a number"))
+    field.parse().map_err(|_| format!("line {line}: {what} '{}' is not a number", excerpt(field)))
 }
 
 /// A number in hexadecimal with `0x`, or in decimal.
@@ -75,7 +77,7 @@ fn address(line: usize, field: &str) -> Result<u64, String> {
         None if field == "(nil)" => Some(0),
         None => field.parse().ok(),
     };
-    parsed.ok_or_else(|| format!("line {line}: pointer '{field}' is not an address"))
+    parsed.ok_or_else(|| format!("line {line}: pointer '{}' is not an address", excerpt(field)))
 }
 
 /// The log of RMM's logging adaptor: `Thread,Time,Action,Pointer,Size,Stream`.
@@ -92,7 +94,10 @@ pub(crate) fn rmm(text: &str) -> Result<Trace, String> {
             "allocate" => What::Allocate { address, size, site: 0, label: 0 },
             "free" | "deallocate" => What::Free { address, size },
             "allocate failure" => What::Refuse { size },
-            _ => return Err(format!("line {line}: action '{action}' is not known")),
+            _ => {
+                let action = excerpt(action);
+                return Err(format!("line {line}: action '{action}' is not known"));
+            }
         };
         let stream = small_stream(streams.of(stream))?;
         let time_ns = clock.since_start(line, time)?;
@@ -108,24 +113,29 @@ pub(crate) fn rmm(text: &str) -> Result<Trace, String> {
 #[derive(Default)]
 struct Clock {
     first: Option<u64>,
+    /// The last time as it was written.
     last: u64,
+    /// Days that have passed since.
+    days: u64,
+    since: u64,
 }
 
 impl Clock {
     fn since_start(&mut self, line: usize, text: &str) -> Result<u64, String> {
         const DAY: u64 = 24 * 3600 * 1_000_000_000;
         let time = time_ns(text).ok_or_else(|| {
+            let text = excerpt(text);
             format!("line {line}: '{text}' is not a time (HH:MM:SS.microseconds)")
         })?;
+        // Past midnight a time of day begins again; a little back is another thread's.
+        if text.contains(':') && self.last.saturating_sub(time) > DAY / 2 {
+            self.days = self.days.saturating_add(DAY);
+        }
+        self.last = time;
+        let time = time.saturating_add(self.days);
         let first = *self.first.get_or_insert(time);
-        // Past midnight a time of day begins again. Threads may be a little out of order.
-        let mut since = time.checked_sub(first).unwrap_or_else(|| match first - time {
-            back if back > DAY / 2 => time.saturating_add(DAY) - first,
-            _ => self.last,
-        });
-        since = since.max(self.last);
-        self.last = since;
-        Ok(since)
+        self.since = self.since.max(time.saturating_sub(first));
+        Ok(self.since)
     }
 }
 

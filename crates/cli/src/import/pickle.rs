@@ -31,8 +31,8 @@ pub(crate) struct Pickle<'f> {
 
 type Read<T> = Result<T, String>;
 
-/// The most values of a pickle: their numbers have 32 bits.
-const MOST_VALUES: usize = u32::MAX as usize - 1;
+/// The most values of a pickle: some gigabytes in memory.
+const MOST_VALUES: usize = 1 << 26;
 
 impl<'f> Pickle<'f> {
     /// Reads a pickle of any protocol up to 5.
@@ -142,7 +142,8 @@ impl<'f> Machine<'f> {
             b'}' | b'd' | b's' | b'u' => self.dict(code),
             b'q' | b'r' | b'p' | 0x94 | b'h' | b'j' | b'g' => self.memo(code),
             _ => Err(format!(
-                "instruction {code:#04x} makes objects or runs code; a snapshot holds only data"
+                "instruction {code:#04x} is not for data: a snapshot holds nothing that makes objects \
+                 or runs code"
             )),
         }
     }

@@ -3,16 +3,20 @@
 //! A dictionary with `segments` (what is held at the end: addresses, sizes, blocks) and
 //! `device_traces` (for each device what happened, oldest first, as far back as PyTorch kept it).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 
 use aquifer::core::trace::Trace;
 
-use super::events::{Builder, Foreign, UNIT, What};
-use super::pickle::{Id, Pickle};
+use super::events::{Builder, Foreign, Ranges, UNIT, What};
+use super::pickle::{Id, Pickle, Value};
 
 /// Frames that are kept of a stack.
 const MOST_FRAMES: usize = 24;
+/// Characters that are kept of a name or a path.
+const MOST_NAME: usize = 256;
+/// Bytes of all stacks; call sites after that are not told.
+const MOST_STACKS: usize = 64 << 20;
 
 /// Reads a snapshot: the events of one device, with what is to be said about it.
 pub(crate) fn read(bytes: &[u8], gpu: Option<usize>) -> Result<(Trace, Vec<String>), String> {
@@ -49,6 +53,7 @@ pub(crate) fn read(bytes: &[u8], gpu: Option<usize>) -> Result<(Trace, Vec<Strin
         pickle: &pickle,
         builder: Builder::new("PyTorch", UNIT),
         stacks: HashMap::new(),
+        stack_bytes: 0,
         labels: HashMap::new(),
         streams: HashMap::new(),
         start_us: 0,
@@ -64,6 +69,7 @@ struct Reader<'p, 'f> {
     builder: Builder,
     /// Call sites by the value of their frames, which PyTorch shares.
     stacks: HashMap<Id, u32>,
+    stack_bytes: usize,
     labels: HashMap<&'f str, u32>,
     /// Streams are addresses; they are numbered as they appear, the default one first.
     streams: HashMap<u64, u32>,
@@ -105,12 +111,10 @@ impl<'f> Reader<'_, 'f> {
                     label: self.label(entry),
                 },
                 "free_completed" => What::Free { address: address()?, size: size()? },
-                "segment_alloc" | "segment_map" => {
-                    What::Obtain { address: address()?, size: size()? }
-                }
-                "segment_free" | "segment_unmap" => {
-                    What::GiveBack { address: address()?, size: size()? }
-                }
+                "segment_alloc" => What::Obtain { address: address()?, size: size()? },
+                "segment_free" => What::GiveBack { address: address()?, size: size()? },
+                "segment_map" => What::Commit { address: address()?, size: size()? },
+                "segment_unmap" => What::Decommit { address: address()?, size: size()? },
                 "oom" => What::Refuse { size: size()? },
                 // Requested frees are completed by an event of their own.
                 _ => continue,
@@ -124,13 +128,24 @@ impl<'f> Reader<'_, 'f> {
 
     /// Segments and blocks that are there at the end and came before the first event.
     fn before(&mut self, device: usize, events: &[Foreign]) -> Vec<Foreign> {
-        let (mut obtained, mut allocated) = (HashMap::new(), HashMap::new());
+        let (mut obtained, mut allocated) = (HashSet::new(), HashSet::new());
+        let mut mapped = Ranges::default();
+        let mut span: Option<(u64, u64)> = None;
         for event in events {
             match event.what {
-                What::Obtain { address, .. } => drop(obtained.insert(address, ())),
-                What::Allocate { address, .. } => drop(allocated.insert(address, ())),
+                What::Obtain { address, .. } => drop(obtained.insert(address)),
+                What::Allocate { address, .. } => drop(allocated.insert(address)),
                 What::GiveBack { address, .. } => drop(obtained.remove(&address)),
                 What::Free { address, .. } => drop(allocated.remove(&address)),
+                What::Commit { address, size } | What::Decommit { address, size } => {
+                    let end = address.saturating_add(size);
+                    let (low, high) = span.unwrap_or((address, end));
+                    span = Some((low.min(address), high.max(end)));
+                    match event.what {
+                        What::Commit { .. } => mapped.add(address, size),
+                        _ => drop(mapped.remove(address, size)),
+                    }
+                }
                 What::Refuse { .. } => {}
             }
         }
@@ -143,11 +158,21 @@ impl<'f> Reader<'_, 'f> {
             }
             let stream = self.stream(segment);
             let first = |what| Foreign { time_ns: 0, thread: 0, stream, what };
-            if let (Some(address), Some(size)) =
-                (self.number(segment, "address"), self.number(segment, "total_size"))
-                && !obtained.contains_key(&address)
-            {
-                segments.push(first(What::Obtain { address, size }));
+            let expandable = pickle.get(segment, "is_expandable");
+            let expandable = expandable.is_some_and(|id| *pickle.value(id) == Value::Bool(true));
+            match (self.number(segment, "address"), self.number(segment, "total_size")) {
+                (Some(address), Some(size)) if expandable => {
+                    let end = address.saturating_add(size);
+                    let (low, high) = span.unwrap_or((address, end));
+                    span = Some((low.min(address), high.max(end)));
+                    for (address, size) in mapped.remove(address, size) {
+                        segments.push(first(What::Commit { address, size }));
+                    }
+                }
+                (Some(address), Some(size)) if !obtained.contains(&address) => {
+                    segments.push(first(What::Obtain { address, size }));
+                }
+                _ => {}
             }
             let parts = pickle.get(segment, "blocks").and_then(|id| pickle.list(id));
             for &block in parts.unwrap_or_default() {
@@ -156,12 +181,15 @@ impl<'f> Reader<'_, 'f> {
                 let size = size.or_else(|| self.number(block, "size"));
                 if let (Some("active_allocated" | "active_pending_free"), Some(address), Some(size)) =
                     (state, self.number(block, "address"), size)
-                    && !allocated.contains_key(&address)
+                    && !allocated.contains(&address)
                 {
                     let site = self.site(block);
                     blocks.push(first(What::Allocate { address, size, site, label: 0 }));
                 }
             }
+        }
+        if let Some((low, high)) = span {
+            self.builder.span(low, high - low);
         }
         segments.append(&mut blocks);
         segments
@@ -175,14 +203,19 @@ impl<'f> Reader<'_, 'f> {
         if let Some(&known) = self.stacks.get(&frames) {
             return known;
         }
+        if self.stack_bytes > MOST_STACKS {
+            return 0;
+        }
         let mut stack = String::new();
         for &frame in list.iter().take(MOST_FRAMES) {
             let text = |key| pickle.get(frame, key).and_then(|id| pickle.text(id));
-            let name = text("name").unwrap_or("?");
-            let file = text("filename").unwrap_or("?");
+            let cut = |text: &str| text.chars().take(MOST_NAME).collect::<String>();
+            let name = cut(text("name").unwrap_or("?"));
+            let file = cut(text("filename").unwrap_or("?"));
             let line = self.number(frame, "line").unwrap_or(0);
             let _ = writeln!(stack, "{name} ({file}:{line})");
         }
+        self.stack_bytes += stack.len();
         let id = self.stacks.len() as u32 + 1;
         self.stacks.insert(frames, id);
         self.builder.site(id, stack.trim_end().to_owned());

@@ -71,7 +71,6 @@ pub(crate) struct Columns {
     before: Series,
     begin: Value,
     peak: u64,
-    peak_event: u32,
 }
 
 impl Columns {
@@ -97,7 +96,6 @@ impl Columns {
             begin: describe(trace),
             lifetimes,
             peak: 0,
-            peak_event: 0,
         };
         columns.fill(trace);
         columns
@@ -107,8 +105,14 @@ impl Columns {
         let mut account = Account::default();
         let mut open: HashMap<BlockId, u32> = HashMap::new();
         let mut before = 0u64;
+        let mut call = 0;
         for (index, record) in trace.records.iter().enumerate() {
-            let event = index as u32;
+            // What the driver answered belongs to the call that it is the answer to: at no moment is
+            // an allocation there and its memory not.
+            if record.event.is_call() {
+                call = index as u32;
+            }
+            let event = if record.event.is_effect() { call } else { index as u32 };
             let number = self.lifetimes.of_record[index];
             self.times.push(record.time_ns as f64);
             account.apply(&record.event);
@@ -135,9 +139,7 @@ impl Columns {
             self.driver(event, record, &mut open);
             self.reserved.push(event, account.reserved);
             self.mapped.push(event, account.mapped);
-            if account.active > self.peak {
-                (self.peak, self.peak_event) = (account.active, event);
-            }
+            self.peak = self.peak.max(account.active);
         }
     }
 
@@ -226,14 +228,13 @@ impl Columns {
         }
         let place = |life: &aquifer::core::trace::Lifetime| {
             let held = by_id.get(&life.place.block)?;
-            // A number may be given again once the block is gone: the last one before this event,
-            // or the one that was obtained for it right behind it.
             let start = life.start as u32;
+            // A number may be given again once the block is gone.
             let within = |place: &&u32| {
                 let held = &self.blocks[**place as usize];
-                start < held.end && (held.start <= start || held.start - start < 64)
+                held.start <= start && start < held.end
             };
-            held.iter().find(within).copied()
+            held.iter().rfind(within).copied()
         };
         self.lifetimes.all.iter().map(|life| place(life).unwrap_or(NONE)).collect()
     }
@@ -258,8 +259,6 @@ impl Columns {
             "bandNames": self.band_names,
             "stacks": self.stacks,
             "blocks": blocks.collect::<Vec<_>>(),
-            "peak": self.peak,
-            "peakEvent": self.peak_event,
         })
     }
 }
@@ -299,7 +298,6 @@ fn describe(trace: &Trace) -> Value {
             "device": begin.caps.name,
             "own": begin.source.starts_with("aquifer "),
             "workingSet": begin.settings.working_set,
-            "unixMs": begin.unix_ns / 1_000_000,
         }),
         None => Value::Null,
     }

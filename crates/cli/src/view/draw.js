@@ -130,11 +130,11 @@ class Trace {
       const total = sum(sizes);
       for (; filled <= x; filled++) offer(filled, event, total, sizes, 0);
     };
-    if (high - low <= MOST_EXACT) {
-      const now = this.at(low - 1);
+    // Plays events one by one, from the state before the first.
+    const walk = (begin, end, now) => {
       let total = sum(now);
-      let before = bound(this.beforeAt, low, false);
-      for (let event = low; event < high; event++) {
+      let before = bound(this.beforeAt, begin, false);
+      for (let event = begin; event < end; event++) {
         const x = column(time[event]);
         if (filled <= x) carry(x, event - 1, now);
         if (this.beforeAt[before] === event) {
@@ -144,23 +144,26 @@ class Trace {
         total += this.apply(event, now);
         offer(x, event, total, now, 0);
       }
-      carry(width - 1, high - 1, now);
+    };
+    if (high - low <= MOST_EXACT) {
+      walk(low, high, this.at(low - 1));
     } else {
-      const start = Math.floor(low / BUCKET);
-      const end = Math.ceil(high / BUCKET);
-      const begins = bucket => {
-        const at = Math.min(bucket, this.bucketEvent.length) * bands;
-        return at < this.bucketStart.length
-          ? this.bucketStart.subarray(at, at + bands) : this.at(this.events - 1);
-      };
-      for (let bucket = start; bucket < end; bucket++) {
-        const x = column(time[this.bucketEvent[bucket]]);
-        if (filled <= x) carry(x, Math.max(low, bucket * BUCKET) - 1, begins(bucket));
-        offer(x, this.bucketEvent[bucket], this.bucketTotal[bucket], this.bucketPeak,
-          bucket * bands);
+      for (let bucket = Math.floor(low / BUCKET); bucket * BUCKET < high; bucket++) {
+        const begin = Math.max(low, bucket * BUCKET);
+        const end = Math.min(high, (bucket + 1) * BUCKET, this.events);
+        const x = column(time[begin]);
+        const whole = begin === bucket * BUCKET && end - begin === BUCKET;
+        if (whole && column(time[end - 1]) === x) {
+          // All of it is in one column: its highest moment stands for it.
+          const at = bucket * bands;
+          if (filled <= x) carry(x, begin - 1, this.bucketStart.subarray(at, at + bands));
+          offer(x, this.bucketEvent[bucket], this.bucketTotal[bucket], this.bucketPeak, at);
+        } else {
+          walk(begin, end, this.at(begin - 1));
+        }
       }
-      carry(width - 1, high - 1, begins(end));
     }
+    carry(width - 1, high - 1, this.at(high - 1));
     return { stacks, moments, totals, low, high };
   }
 

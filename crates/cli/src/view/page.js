@@ -383,6 +383,20 @@ function showTable() {
 
 let placed = [];
 
+/** The range that holds a byte of a block; they are sorted by block and offset. */
+function rangeOf(ranges, block, offset) {
+  let low = 0;
+  let high = ranges.length;
+  while (low < high) {
+    const middle = (low + high) >>> 1;
+    const { block: at, to } = ranges[middle];
+    if (at < block || (at === block && to <= offset)) low = middle + 1;
+    else high = middle;
+  }
+  const found = ranges[low];
+  return found && found.block === block && found.from <= offset ? found : null;
+}
+
 /** Who sits where at the chosen moment: every block's memory, row by row. */
 function drawMap() {
   const { event } = chosen;
@@ -399,7 +413,7 @@ function drawMap() {
         + 'would put them.';
     return;
   }
-  const rows = Math.min(28, Math.max(3, Math.ceil(ranges.length / 6), 12));
+  const rows = Math.min(28, Math.max(12, Math.ceil(ranges.length / 6)));
   const { context, width } = canvas($('map'), rows * 20 + 6);
   const perRow = total / rows;
   const starts = new Map();
@@ -426,7 +440,7 @@ function drawMap() {
   for (const number of live) {
     const block = trace.block[number];
     const offset = trace.offset[number];
-    const range = ranges.find(one => one.block === block && offset >= one.from && offset < one.to);
+    const range = rangeOf(ranges, block, offset);
     if (!range) continue;
     const from = starts.get(range) + offset - range.from;
     const size = trace.size[number];
