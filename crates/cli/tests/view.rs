@@ -199,7 +199,8 @@ fn click_on_the_largest(browser: &Browser, live: &[(u64, String)]) {
          let height = trace.size[number] / 2;
          for (let band = 0; band < trace.band[number]; band++) height += bands[band];
          for (const other of trace.live(trace.peakEvent)) {
-           if (other < number && trace.band[other] === trace.band[number]) height += trace.size[other];
+           const below = other < number && trace.band[other] === trace.band[number];
+           if (below) height += trace.size[other];
          }
          const box = chart.getBoundingClientRect();
          const part = (trace.time[trace.peakEvent] - at('from')) / (at('to') - at('from'));
