@@ -81,8 +81,15 @@ pub(crate) struct Options {
     /// Play each thread's allocations and frees on a thread of its own: what contention costs
     #[arg(long, conflicts_with = "compare")]
     threads: bool,
-    /// Compare with other policies, all of them unless some are named
-    #[arg(long, value_enum, value_name = "POLICY", num_args = 0.., value_delimiter = ',')]
+    /// Compare with other policies: all of them, or those named behind an equals sign
+    #[arg(
+        long,
+        value_enum,
+        value_name = "POLICY",
+        num_args = 0..,
+        value_delimiter = ',',
+        require_equals = true
+    )]
     compare: Option<Vec<PolicyName>>,
 }
 

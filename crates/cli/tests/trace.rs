@@ -118,7 +118,7 @@ fn a_growing_loop_holds_little_more_than_it_uses() {
         let (live, held) = (point["live"].as_f64().unwrap(), point["reserved"].as_f64().unwrap());
         assert!(held <= 1.25 * live + f64::from(64 << 20), "{point}");
     }
-    let compared = json(&aquifer(&["replay", file.text(), "--compare", "--json"]));
+    let compared = json(&aquifer(&["replay", "--compare", file.text(), "--json"]));
     let rows = compared["policies"].as_array().unwrap();
     assert_eq!(rows.len(), 6);
     for row in rows {
@@ -194,7 +194,7 @@ fn what_if_switches_change_the_replay() {
         (&["replay", "/no/such/trace"], 1, "/no/such/trace"),
         (&["replay", path, "--memory-limit", "lots"], 2, "512MiB"),
         (&["replay", path, "--pressure", "0"], 2, "0 is not in 1..=100"),
-        (&["replay", path, "--compare", "jemalloc"], 2, "whole-blocks"),
+        (&["replay", path, "--compare=jemalloc"], 2, "whole-blocks"),
         (&["replay", env!("CARGO_BIN_EXE_aquifer")], 1, "not a trace"),
     ];
     for (arguments, status, part) in cases {
