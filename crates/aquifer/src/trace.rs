@@ -162,8 +162,8 @@ impl Device {
 }
 
 impl Tracing<'_> {
-    /// Records in memory from now on. A trace that begins before the device's first use replays
-    /// exactly; a later one says what was held.
+    /// Records in memory from now on, some twenty bytes an event until it is taken. A trace that
+    /// begins before the device's first use replays exactly; a later one says what was held.
     ///
     /// # Errors
     /// `Limit` while another trace is under way.
