@@ -210,6 +210,10 @@ fn click_on_the_largest(browser: &Browser, live: &[(u64, String)]) {
          ];",
     );
     browser.click(at[0].as_f64().unwrap(), at[1].as_f64().unwrap());
+    let tip = browser.run("return document.getElementById('tip').innerText");
+    let tip = tip.as_str().unwrap();
+    let told = [label.as_str(), "thread", "queue", "view.rs:"];
+    assert!(told.iter().all(|part| tip.contains(part)), "hovering tells: {tip}");
     let details = browser.run("return document.getElementById('details').innerText");
     let details = details.as_str().unwrap();
     assert!(details.contains(label.as_str()), "{details} lacks {label}");

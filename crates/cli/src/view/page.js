@@ -628,8 +628,12 @@ function tip(event) {
     if (found.number >= 0) {
       const { number } = found;
       const site = (meta.stacks[trace.site[number]] || '').split('\n')[0];
+      const end = trace.end[number];
+      const lived = end === NONE ? 'and to the end'
+        : `of ${seconds(trace.time[end] - trace.time[trace.start[number]])}`;
       text += `\n${bytes(trace.size[number])} of ${labelName(number)}, for `
-        + `${seconds(ageOf(number, found.event))}${site ? `\n${site}` : ''}`;
+        + `${seconds(ageOf(number, found.event))} ${lived}, thread ${trace.thread[number]}, `
+        + `queue ${queueName(number)}${site ? `\n${site}` : ''}`;
     } else if (found.band === 0) {
       text += `\n${bandName(0)}`;
     }
