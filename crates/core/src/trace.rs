@@ -6,7 +6,7 @@
 //! pool is deterministic, so the same calls with the same answers give the same figures: a trace
 //! replays exactly, on any machine, without the device.
 //!
-//! [`Observer`] is told events while a pool works; [`format`] writes them down and reads them;
+//! [`Observer`] is told events while a pool works; [`mod@format`] writes them down and reads them;
 //! [`Trace`] is what was read.
 
 pub mod csv;
