@@ -9,6 +9,9 @@ use aquifer::core::{Action, parse_csv};
 use super::events::{Builder, Foreign, UNIT, What};
 use crate::table::excerpt;
 
+/// How far below the numbers of segments those of allocations without one lie.
+const BELOW_SEGMENTS: u64 = 1 << 62;
+
 /// The project's own recordings of PyTorch programs: `time_us,action,id,size,stream`.
 pub(crate) fn recorded(text: &str) -> Result<Trace, String> {
     let events = parse_csv(text).map_err(|error| error.to_string())?;
@@ -21,7 +24,7 @@ pub(crate) fn recorded(text: &str) -> Result<Trace, String> {
         let (size, stream) = (event.size, event.stream);
         next += 1;
         // Several may have been made before the recording began; all of them have number 0.
-        let address = if event.id == 0 { next } else { event.id };
+        let address = if event.id == 0 { next - BELOW_SEGMENTS } else { event.id };
         let what = match event.action {
             Action::Allocate => What::Allocate { address, size, site: 0, label: 0 },
             Action::Free => What::Free { address, size },
