@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fmt::{Debug, Write};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
+use std::thread::ThreadId;
 
 use aquifer::backend::Cpu;
 use aquifer::backend::adaptors::Failing;
@@ -11,9 +12,11 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// Keeps a line for each event: level, message, fields.
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<String>>>);
+/// Keeps a line for each event of each thread: level, message, fields. One for the whole process:
+/// subscribers that come and go while other threads tell events would miss some.
+struct Lines;
+
+static LINES: Mutex<Vec<(ThreadId, String)>> = Mutex::new(Vec::new());
 
 struct Line(String);
 
@@ -39,7 +42,7 @@ impl Subscriber for Lines {
     fn event(&self, event: &Event<'_>) {
         let mut line = Line(event.metadata().level().to_string());
         event.record(&mut line);
-        self.0.lock().unwrap().push(line.0);
+        LINES.lock().unwrap().push((std::thread::current().id(), line.0));
     }
 
     fn enter(&self, _: &Id) {}
@@ -48,12 +51,15 @@ impl Subscriber for Lines {
 }
 
 impl Lines {
-    /// The lines of a piece of work.
+    /// The lines of a piece of work on this thread.
     fn of(work: impl FnOnce() -> Result<()>) -> Vec<String> {
-        let lines = Self::default();
-        tracing::subscriber::with_default(lines.clone(), || work().unwrap());
-        let lines = lines.0.lock().unwrap();
-        lines.clone()
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| tracing::subscriber::set_global_default(Self).unwrap());
+        let own = |line: &(ThreadId, String)| line.0 == std::thread::current().id();
+        LINES.lock().unwrap().retain(|line| !own(line));
+        work().unwrap();
+        let lines = LINES.lock().unwrap();
+        lines.iter().filter(|line| own(line)).map(|line| line.1.clone()).collect()
     }
 }
 
