@@ -6,7 +6,7 @@
 mod caches;
 mod pytorch;
 
-pub(crate) use caches::{ExactSizes, NoCache, PowersOfTwo};
+pub(crate) use caches::{BySize, NoCache};
 pub(crate) use pytorch::PyTorch;
 
 /// A driver that counts what it has given, up to a limit.

@@ -11,7 +11,7 @@ use aquifer::{Reuse, format_bytes};
 use serde_json::{Value, json};
 
 use crate::import::{Loaded, load};
-use crate::policies::{Driver, ExactSizes, NoCache, Policy, PowersOfTwo, PyTorch};
+use crate::policies::{BySize, Driver, NoCache, Policy, PyTorch};
 use crate::table::{Side, Table, bold, excerpt};
 use crate::{Failure, threads};
 
@@ -283,11 +283,9 @@ fn compare(
                 }
             }
             PolicyName::NoCache => simulate(NoCache::new(Driver::new(limit)), trace, lifetimes),
-            PolicyName::ExactSize => {
-                simulate(ExactSizes::new(Driver::new(limit)), trace, lifetimes)
-            }
+            PolicyName::ExactSize => simulate(BySize::exact(Driver::new(limit)), trace, lifetimes),
             PolicyName::PowerOfTwo => {
-                simulate(PowersOfTwo::new(Driver::new(limit)), trace, lifetimes)
+                simulate(BySize::powers_of_two(Driver::new(limit)), trace, lifetimes)
             }
             PolicyName::Pytorch => simulate(PyTorch::new(Driver::new(limit)), trace, lifetimes),
         };

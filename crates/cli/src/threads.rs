@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use aquifer::MemoryStats;
 use aquifer::core::replay::WhatIf;
-use aquifer::core::trace::{Event, Lifetimes, Trace};
-use aquifer::core::{Allocation, HostModel, Pool, Request, Stamp, Stamps};
+use aquifer::core::trace::{self, Event, Lifetimes, Trace};
+use aquifer::core::{Allocation, HostModel, Pool, Request};
 
 /// Threads that are played at once.
 const MOST_THREADS: usize = 256;
@@ -104,12 +104,9 @@ impl Shared<'_> {
                 }
                 Event::Free { stamps, .. } => {
                     let Some(slot) = self.slots.get(number) else { continue };
-                    let mut freed = Stamps::default();
-                    for &(queue, ticket) in stamps {
-                        freed.add(Stamp { queue, ticket, epoch: 0 });
-                    }
                     if let Slot::Live(allocation) = take(slot) {
-                        lock(&self.pool).free(&self.device, allocation, freed);
+                        let stamps = trace::stamps(stamps);
+                        lock(&self.pool).free(&self.device, allocation, stamps);
                     }
                     count += 1;
                 }

@@ -469,8 +469,9 @@ pub(crate) fn noted(stamps: &Stamps) -> SmallVec<[(QueueId, Ticket); 1]> {
     stamps.iter().map(|stamp| (stamp.queue, stamp.ticket)).collect()
 }
 
-/// The same back, for a replay; the epoch orders commands within a batch and decides nothing here.
-pub(crate) fn stamps(noted: &[(QueueId, Ticket)]) -> Stamps {
+/// The stamps that a `free` of a trace names, for a replay; the epoch orders commands within a batch
+/// and decides nothing here.
+pub fn stamps(noted: &[(QueueId, Ticket)]) -> Stamps {
     let mut stamps = Stamps::default();
     for &(queue, ticket) in noted {
         stamps.add(Stamp { queue, ticket, epoch: 0 });

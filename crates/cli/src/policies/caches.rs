@@ -7,6 +7,10 @@ use super::{Driver, Policy};
 /// The unit that CUDA programs round to.
 const UNIT: u64 = 512;
 
+fn in_units(size: u64) -> u64 {
+    size.saturating_add(UNIT - 1) / UNIT * UNIT
+}
+
 /// Every allocation is one of the driver's.
 #[derive(Debug)]
 pub(crate) struct NoCache {
@@ -26,7 +30,7 @@ impl Policy for NoCache {
     }
 
     fn allocate(&mut self, number: u32, size: u64, _stream: u32) -> bool {
-        let size = size.saturating_add(UNIT - 1) / UNIT * UNIT;
+        let size = in_units(size);
         let given = self.driver.obtain(size);
         if given {
             self.live.insert(number, size);
@@ -45,9 +49,12 @@ impl Policy for NoCache {
     }
 }
 
-/// Freed allocations wait for a request of their stream and their size.
+/// Freed allocations wait for a request of their stream and their rounded size.
 #[derive(Debug)]
-struct BySize {
+pub(crate) struct BySize {
+    name: &'static str,
+    /// What a request becomes.
+    round: fn(u64) -> u64,
     driver: Driver,
     /// Stream and size of what is live.
     live: BTreeMap<u32, (u32, u64)>,
@@ -56,11 +63,29 @@ struct BySize {
 }
 
 impl BySize {
-    fn new(driver: Driver) -> Self {
-        Self { driver, live: BTreeMap::new(), free: BTreeMap::new() }
+    fn new(name: &'static str, round: fn(u64) -> u64, driver: Driver) -> Self {
+        Self { name, round, driver, live: BTreeMap::new(), free: BTreeMap::new() }
+    }
+
+    /// Sizes rounded up to 512 bytes: CuPy's pool without its splitting.
+    pub(crate) fn exact(driver: Driver) -> Self {
+        Self::new("exact-size", in_units, driver)
+    }
+
+    /// Sizes rounded up to powers of two: the buddy that never splits.
+    pub(crate) fn powers_of_two(driver: Driver) -> Self {
+        let round = |size: u64| size.max(UNIT).checked_next_power_of_two().unwrap_or(u64::MAX);
+        Self::new("power-of-two", round, driver)
+    }
+}
+
+impl Policy for BySize {
+    fn name(&self) -> &'static str {
+        self.name
     }
 
     fn allocate(&mut self, number: u32, size: u64, stream: u32) -> bool {
+        let size = (self.round)(size);
         let key = (stream, size);
         let cached = self.free.get_mut(&key).filter(|count| **count > 0);
         let given = match cached {
@@ -89,62 +114,9 @@ impl BySize {
             *self.free.entry(key).or_default() += 1;
         }
     }
-}
-
-/// Sizes rounded up to 512 bytes, cached by size: CuPy's pool without its splitting.
-#[derive(Debug)]
-pub(crate) struct ExactSizes(BySize);
-
-impl ExactSizes {
-    pub(crate) fn new(driver: Driver) -> Self {
-        Self(BySize::new(driver))
-    }
-}
-
-impl Policy for ExactSizes {
-    fn name(&self) -> &'static str {
-        "exact-size"
-    }
-
-    fn allocate(&mut self, number: u32, size: u64, stream: u32) -> bool {
-        self.0.allocate(number, size.saturating_add(UNIT - 1) / UNIT * UNIT, stream)
-    }
-
-    fn free(&mut self, number: u32) {
-        self.0.free(number);
-    }
 
     fn driver(&self) -> &Driver {
-        &self.0.driver
-    }
-}
-
-/// Sizes rounded up to powers of two, cached by size: the buddy that never splits.
-#[derive(Debug)]
-pub(crate) struct PowersOfTwo(BySize);
-
-impl PowersOfTwo {
-    pub(crate) fn new(driver: Driver) -> Self {
-        Self(BySize::new(driver))
-    }
-}
-
-impl Policy for PowersOfTwo {
-    fn name(&self) -> &'static str {
-        "power-of-two"
-    }
-
-    fn allocate(&mut self, number: u32, size: u64, stream: u32) -> bool {
-        let rounded = size.max(UNIT).checked_next_power_of_two().unwrap_or(u64::MAX);
-        self.0.allocate(number, rounded, stream)
-    }
-
-    fn free(&mut self, number: u32) {
-        self.0.free(number);
-    }
-
-    fn driver(&self) -> &Driver {
-        &self.0.driver
+        &self.driver
     }
 }
 
@@ -167,8 +139,8 @@ mod tests {
 
     #[test]
     fn caches_keep_sizes_and_streams_apart() {
-        let mut exact = ExactSizes::new(driver());
-        let mut power = PowersOfTwo::new(driver());
+        let mut exact = BySize::exact(driver());
+        let mut power = BySize::powers_of_two(driver());
         for policy in [&mut exact as &mut dyn Policy, &mut power] {
             policy.allocate(0, 3000, 0);
             policy.free(0);
@@ -183,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_full_driver_gets_the_cache_back_first() {
-        let mut policy = ExactSizes::new(Driver::new(10_000));
+        let mut policy = BySize::exact(Driver::new(10_000));
         assert!(policy.allocate(0, 8_000, 0));
         assert!(!policy.allocate(1, 4_000, 0), "it is in use");
         policy.free(0);
